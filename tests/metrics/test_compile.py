@@ -3,11 +3,6 @@
 import pytest
 import torch
 
-from lightning_tpauc.functional import (
-    bootstrap_interval,
-    tpr_at_max_fpr,
-    two_way_partial_auroc,
-)
 from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
 
 pytestmark = pytest.mark.slow
@@ -27,23 +22,6 @@ def scored(size=60, seed=0):
     generator = torch.Generator().manual_seed(seed)
     target = torch.randint(2, (size,), generator=generator)
     return torch.randn(size, generator=generator) + target, target
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "function",
-    [
-        two_way_partial_auroc,
-        lambda scores, target: two_way_partial_auroc(scores, target, thresholds=THRESHOLDS),
-        lambda scores, target: torch.stack(bootstrap_interval(scores, target, num_resamples=9)),
-        lambda scores, target: tpr_at_max_fpr(scores, target),
-    ],
-    ids=["exact", "binned", "bootstrap", "tpr"],
-)
-def test_functions(function):
-    compiled = torch.compile(function, backend="aot_eager")
-    for size in (60, 50):
-        assert torch.equal(compiled(*scored(size)), function(*scored(size)))
 
 
 @pytest.mark.slow

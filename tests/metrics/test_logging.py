@@ -3,14 +3,11 @@
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_tpauc.errors import TPAUCWarning
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 from lightning_tpauc.metrics import TwoWayPartialAUROC
 from tests.helpers.problems import bare_trainer, noisy_labels
-from tests.helpers.tolerances import assert_close
 
 
 class Scorer(LightningModule):
@@ -48,25 +45,3 @@ def test_the_logged_value_is_that_of_the_whole_set(tmp_path, precision, threshol
     with torch.no_grad(), trainer.precision_plugin.forward_context():
         batches = [model.layer(part.to(model.layer.weight.dtype)).squeeze(-1) for part in inputs.split(16)]
     assert logged["val/tpauc"] == float(two_way_partial_auroc(torch.cat(batches), target, 0.3, 0.7, thresholds))
-
-
-@pytest.mark.filterwarnings("default::lightning_tpauc.errors.TPAUCWarning")
-def test_a_sanity_check_on_one_class_does_not_disturb_training_or_checkpoints(tmp_path):
-    torch.manual_seed(0)
-    model = Scorer()
-    loader = DataLoader(TensorDataset(*make_data()), batch_size=16)
-    checkpoint = ModelCheckpoint(dirpath=tmp_path, monitor="val/tpauc", mode="max")
-    trainer = bare_trainer(
-        default_root_dir=tmp_path,
-        max_epochs=3,
-        num_sanity_val_steps=2,
-        callbacks=[checkpoint],
-        enable_checkpointing=True,
-    )
-    with pytest.warns(TPAUCWarning, match="no positive example"):
-        trainer.fit(model, loader, loader)
-    inputs, target = make_data()
-    last = trainer.callback_metrics["val/tpauc"]
-    with torch.no_grad():
-        assert_close(last, two_way_partial_auroc(model.layer(inputs).squeeze(-1), target, 0.3, 0.7), "float32")
-    assert 0 < float(last) <= float(checkpoint.best_model_score) < 1  # the nan was not taken for the best

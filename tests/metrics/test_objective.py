@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.surrogates import get_surrogate
 from lightning_tpauc.metrics import ExactObjective
 from tests.helpers.tolerances import assert_close
@@ -43,12 +42,3 @@ def test_nan_where_the_rectangle_holds_no_pair(num_pos, num_neg):
     metric = ExactObjective(min_tpr=0.5, max_fpr=0.5)
     metric.update(*scored(num_pos, num_neg))
     assert metric.compute().isnan()
-
-
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [("min_tpr", 1.0), ("max_fpr", 0.0), ("surrogate", "cubic"), ("margin", -1.0), ("ignore_index", 0)],
-)
-def test_arguments_out_of_range(argument, value):
-    with pytest.raises(ArgumentError, match=f"`{argument}`"):
-        ExactObjective(**{argument: value})

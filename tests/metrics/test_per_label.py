@@ -10,9 +10,6 @@ from torchmetrics import MetricCollection
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.functional import (
-    bootstrap_interval,
-    fpr_at_min_tpr,
-    tpr_at_max_fpr,
     two_way_partial_auroc,
 )
 from lightning_tpauc.metrics import (
@@ -186,30 +183,6 @@ def test_shapes_are_always_checked(task, preds, target, message, validate_args):
             TwoWayPartialAUROC(thresholds=thresholds, validate_args=validate_args, **task).update(preds, target)
         with pytest.raises(ArgumentError, match=message):
             two_way_partial_auroc(preds, target, thresholds=thresholds, validate_args=validate_args, **task)
-
-
-@pytest.mark.parametrize(
-    ("task", "preds", "target", "message"),
-    [
-        (LABELS, torch.full((4, 3), 0.25), torch.full((4, 3), 0.5), r"hold only 0 and 1 but found \[0\.5\]"),
-        (CLASSES, torch.full((4, 3), 0.25), torch.tensor([0, 1, 2, 3]), r"only the classes 0 \.\. 2 but found \[3\]"),
-        (LABELS, torch.full((4, 3), 1.5), torch.ones(4, 3), r"Expected `preds` in \[0, 1\]"),
-    ],
-)
-def test_values_that_do_not_fit(task, preds, target, message):
-    with pytest.raises(ArgumentError, match=message):
-        TwoWayPartialAUROC(thresholds=9, **task).update(preds, target)
-    with pytest.raises(ArgumentError, match=message):
-        two_way_partial_auroc(preds, target, thresholds=9, **task)
-
-
-@pytest.mark.parametrize("validate_args", [True, False])
-@pytest.mark.parametrize(
-    "function", [two_way_partial_auroc, tpr_at_max_fpr, fpr_at_min_tpr, bootstrap_interval], ids=lambda f: f.__name__
-)
-def test_columns_are_never_pooled_by_a_function(function, validate_args):
-    with pytest.raises(ArgumentError, match=r"one score per example, shape \(N,\) or \(N, 1\), but got \(4, 3\)"):
-        function(torch.rand(4, 3), torch.randint(2, (4, 3)), validate_args=validate_args)
 
 
 # ---------------------------------------------------------------- in company

@@ -78,14 +78,6 @@ def test_the_scores_of_both_classes_are_counted_apart():
     plot_scores(torch.zeros(3), torch.tensor([0, 1, 1]))  # all in one bin
 
 
-def test_own_axes_and_given_value():
-    figure, axes = mpl.pyplot.subplots(1, 2)
-    fig, ax = filled().plot(torch.tensor(0.125), ax=axes[1])
-    assert fig is figure
-    assert ax is axes[1]
-    assert "TPAUC = 0.125" in {text.get_text() for text in ax.get_legend().get_texts()}
-
-
 def test_a_curve_past_the_rectangle_and_a_missing_class_are_drawn():
     low = TwoWayPartialAUROC(0.9, 0.1)
     low.update(torch.tensor([0.1, 0.9]), torch.tensor([1, 0]))

@@ -4,8 +4,6 @@ import pytest
 import torch
 from torchmetrics.wrappers import (
     BootStrapper,
-    ClasswiseWrapper,
-    MultioutputWrapper,
     Running,
 )
 
@@ -46,20 +44,6 @@ def test_running_window(thresholds, window, forward):
             expected = two_way_partial_auroc(*joined(parts[max(0, seen - window) : seen]), thresholds=thresholds)
             assert torch.equal(metric.compute(), expected)
         metric.reset()
-
-
-def test_labels_of_a_classwise_wrapper_are_not_taken_for_the_collected_ones():
-    scores, target = scored()
-    names = ["first", "second"]
-    alone = ClasswiseWrapper(TwoWayPartialAUROC(), labels=names)
-    alone.update(scores, target)
-    assert alone.labels == names
-    assert torch.equal(alone.metric.compute(), two_way_partial_auroc(scores, target))
-    both = ClasswiseWrapper(MultioutputWrapper(TwoWayPartialAUROC(), 2), labels=names, prefix="tpauc_")
-    both.update(torch.stack([scores, -scores], dim=1), torch.stack([target, target], dim=1))
-    values = both.compute()
-    assert torch.equal(values["tpauc_first"], two_way_partial_auroc(scores, target))
-    assert torch.equal(values["tpauc_second"], two_way_partial_auroc(-scores, target))
 
 
 @EITHER

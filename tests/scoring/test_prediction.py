@@ -285,23 +285,6 @@ def test_rows_are_called_what_users_call_them(tmp_path, how):
     torch.testing.assert_close(torch.tensor([float(row["score"]) for row in rows]), scores)
 
 
-def test_a_column_of_names_is_no_input_in_training_either(tmp_path):
-    pandas = pytest.importorskip("pandas")
-    x, module = make_problem()
-    table = pandas.DataFrame(x.numpy(), columns=list("abc")).assign(
-        patient=NAMES, sick=[k % 3 == 0 for k in range(NUM)]
-    )
-    data = PosNegDataModule(table, table, table, table, targets="sick", ids="patient", num_pos=2, num_neg=4)
-    callback = PredictionWriter(str(tmp_path / "scores.csv"))
-    trainer = make_trainer(precision="32-true", max_steps=2, callbacks=[callback])
-    trainer.fit(module, data)
-    trainer.test(module, data, verbose=False)
-    trainer.predict(module, data)
-    rows = written(tmp_path / "scores.csv")
-    assert list(rows[0]) == ["example_id", "id", "score", "decision"]
-    assert [row["id"] for row in rows] == NAMES
-
-
 def test_a_table_that_counts_its_rows_has_no_names(tmp_path):
     pandas = pytest.importorskip("pandas")
     x, module = make_problem()
