@@ -222,18 +222,16 @@ def shaped_scores(scores: Tensor, names: Sequence[str] | None = None) -> Tensor:
             return scores[:, 1] - scores[:, 0]
         msg = (
             "Expected `forward` to return one score per example, shape (N,) or (N, 1), or the logits of two classes, "
-            f"(N, 2), but got {tuple(scores.shape)}. Return the score of the class that counts as positive, or train "
-            "on data with a column of labels for each output."
+            f"(N, 2), but got {tuple(scores.shape)}. Several labels need data with a column for each."
         )
         raise ArgumentError(msg)
     columns = scores.shape[1] if wide else 1
     if columns == len(names) == math.prod(scores.shape[1:]):
         return scores.reshape(-1, columns)
-    shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+    outputs = "one output" if columns == 1 else f"{columns} outputs"
     msg = (
-        f"The model has {'one output' if columns == 1 else f'{columns} outputs'}, shape {tuple(scores.shape)}, but "
-        f"there are {len(names)} labels: {shown}. Give it an output for each, as `num_labels={len(names)}` does for "
-        "the models of this package."
+        f"The model has {outputs}, shape {tuple(scores.shape)}, but there are {len(names)} labels: "
+        f"{', '.join(names[:6])}. Give it an output for each, as `num_labels={len(names)}` does for our models."
     )
     raise ArgumentError(msg)
 
@@ -277,18 +275,16 @@ def explained_inputs(inputs: Any, model: nn.Module) -> Iterator[None]:
         found = ", ".join(_described(tensor) for tensor in tensors[:3])
         made = ((name, p) for name, p in named if not isinstance(p, UninitializedParameter))
         weight = next((f", and the model's first weight, `{name}`, is {_described(p)}" for name, p in made), "")
-        numbers = tensors[0].aminmax() if isinstance(error, IndexError) and tensors[0].numel() else ()
-        values = f" Its numbers lie in {' .. '.join(str(x.item()) for x in numbers)}." if numbers else ""
         msg = (
-            f"The model can't compute with these inputs: {error}. A batch of them is {found}{weight}.{values} "
-            "Convert a dtype with, for instance, `x.float()`. If shapes of these two fit, a later layer does not take "
-            "what the one before it gives."
+            f"The model can't compute with these inputs: {error}. A batch of them is {found}{weight}. Convert a dtype "
+            "with, for instance, `x.float()`. If these two fit, a later layer does not take what it gets."
         )
         raise ArgumentError(msg) from error
 
 
 def _described(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+    numbers = "" if tensor.is_floating_point() or not tensor.numel() else f" from {tensor.min()} to {tensor.max()}"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}{numbers}"
 
 
 def _tensors(inputs: Any) -> Iterator[Tensor]:

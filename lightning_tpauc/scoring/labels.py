@@ -109,11 +109,9 @@ def by_position(given: LabelSettings, names: tuple[str, ...]) -> dict[int, Mappi
     places = {str(k): k for k in range(len(names))} | {name: k for k, name in enumerate(names)}
     for label in given:
         # a number that is a position, and the name of another label, could mean either
-        if places.get(str(label)) is None or (isinstance(label, int) and places[str(label)] != label):
-            there = (
-                f"the data's labels are {listed(names)}. Pass a name as text" if names else "the data have one label"
-            )
-            msg = f"`tasks` has options of {label!r}, but {there}."
+        if str(label) not in places or (isinstance(label, int) and places[str(label)] != label):
+            there = listed(names) or "not several"
+            msg = f"`tasks` has options of {label!r}, but the data's labels are {there}. Pass a name as text."
             raise ArgumentError(msg)
     return {places[str(label)]: own for label, own in given.items()}
 
@@ -203,21 +201,15 @@ def inputs_and_target(batch: Any, known: Any = None, num_labels: int | None = No
     """
     if isinstance(batch, EvalBatch):
         return batch.inputs, _integers(batch.target, num_labels, may_miss=True)
-    entries, label, kinds = _entries(known), None, ""
-    if isinstance(batch, Mapping) or is_graph(batch):
-        label = next((found for key in entries.named if (found := entry_of(batch, [key])) is not NOTHING), None)
-    elif isinstance(batch, (tuple, list)):
-        label, kinds = batch[-1] if len(batch) > 1 else None, f" of {', '.join(type(part).__name__ for part in batch)}"
+    inputs, label = _taken_apart(batch, known)
     if not isinstance(label, Tensor):
+        kinds = f" of {', '.join(type(part).__name__ for part in batch)}" if isinstance(batch, (tuple, list)) else ""
         msg = (
             f"Expected batches (inputs, target) to validate and test on, but got a {type(batch).__name__}{kinds}. Let "
-            "the data set return such pairs, or give it to PosNegDataModule, which takes labels under any name."
+            "the data set return such pairs, or give it to PosNegDataModule."
         )
         raise ArgumentError(msg)
-    labelled = has_label(batch, known) if kinds else True
-    if labelled is False or (labelled is None and len(batch) > 2):
-        raise _ambiguous(batch, known, "(inputs, target)")
-    return entries.inputs_of(batch), _integers(label, num_labels, may_miss=num_labels is not None)
+    return inputs, _integers(label, num_labels, may_miss=num_labels is not None)
 
 
 def inputs_to_predict(batch: Any, known: Any = None) -> Any:
@@ -231,26 +223,31 @@ def inputs_to_predict(batch: Any, known: Any = None) -> Any:
         >>> [len(inputs_to_predict(batch, ["tensor", "tensor"])) for batch in ((ids, mask), (ids, mask, y))]
         [2, 2]
     """
-    entries = _entries(known)
-    if isinstance(batch, (tuple, list)) and len(batch) > 1:
-        labelled = has_label(batch, known)
-        if labelled is None and not (len(batch) == 2 and isinstance(batch[1], Tensor) and _one_per_example(batch[1])):
-            raise _ambiguous(batch, known, "inputs or (inputs, target)")
-        entries = entries._replace(labelled=labelled is not False)
-    return entries.inputs_of(batch)
+    return _taken_apart(batch, known, may_lack=True)[0]
 
 
-def _entries(known: Any) -> Entries:
+def _taken_apart(batch: Any, known: Any, *, may_lack: bool = False) -> tuple[Any, Any]:
+    """Inputs and label of a batch; ``None`` where there is no label, as ``may_lack`` allows in tuples."""
     keys = names_in(known, "keys")
-    return Entries(tuple(name for name in NAMES if name not in (keys or ())), known=keys)
-
-
-def _ambiguous(batch: Any, known: Any, expected: str) -> ArgumentError:
-    trained = "what was trained on is unknown" if known is None else f"the model was trained on inputs {known}"
-    return ArgumentError(
-        f"Expected batches {expected}, but got {len(batch)} entries, and {trained}: nobody knows which of them is the "
-        "label. Let the data set return pairs, several inputs as a tuple of their own: `((a, b), target)`."
-    )
+    entries = Entries(tuple(name for name in NAMES if name not in (keys or ())), known=keys)
+    if not isinstance(batch, (tuple, list)):
+        named = isinstance(batch, Mapping) or is_graph(batch)
+        found = [entry_of(batch, [key]) for key in entries.named] if named else []
+        return entries.inputs_of(batch), next((label for label in found if label is not NOTHING), None)
+    if len(batch) == 1:
+        return entries.inputs_of(batch), None
+    labelled = has_label(batch, known)
+    if labelled is None and len(batch) == 2 and isinstance(batch[1], Tensor):
+        labelled = True if not may_lack or _one_per_example(batch[1]) else None
+    if labelled is None or not (labelled or may_lack):
+        trained = "what was trained on is unknown" if known is None else f"the model was trained on inputs {known}"
+        expected = "inputs or (inputs, target)" if may_lack else "(inputs, target)"
+        msg = (
+            f"Expected batches {expected}, but got {len(batch)} entries, and {trained}: nobody knows which of them is "
+            "the label. Let the data set return pairs, several inputs as a tuple of their own: `((a, b), target)`."
+        )
+        raise ArgumentError(msg)
+    return entries._replace(labelled=labelled).inputs_of(batch), batch[-1] if labelled else None
 
 
 def _one_per_example(target: Tensor) -> bool:

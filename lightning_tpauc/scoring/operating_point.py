@@ -264,7 +264,7 @@ class DecisionThreshold(Callback):
         if any(choices):
             names = None if labels is None else labels.names
             return OperatingPoint(choices, self.criterion, step, self.cost_ratio, names)
-        before = module.operating_point
+        before: OperatingPoint | None = module.operating_point
         return before if before is not None and before.step == step and before.is_for(rectangles) else None
 
     def _choice(self, scores: Tensor, labels: Tensor, rectangle: tuple[float, float]) -> Choice | None:

@@ -74,10 +74,7 @@ class PredictionWriter(Callback):
         self._parts: list[dict[str, Tensor]] = []
         self._ids: Any = None
         if self.path.suffix.lower() != ".csv":
-            msg = (
-                f"Expected `path` to end in .csv, the format that PredictionWriter writes, but got {str(path)!r}. "
-                "Convert the file afterwards, for instance by `pandas.read_csv(path).to_parquet(other)`."
-            )
+            msg = f"Expected `path` to end in .csv, the format that PredictionWriter writes, but got {str(path)!r}."
             raise ArgumentError(msg)
 
     @override
@@ -86,8 +83,7 @@ class PredictionWriter(Callback):
         self._parts = []
         if len(trainer.num_predict_batches) > 1:
             msg = (
-                "PredictionWriter writes one file of one data loader, but there are several. Predict on one after the "
-                "other, each with a PredictionWriter(path) of its own."
+                "PredictionWriter writes one file of one data loader, but there are several. Predict on each by itself."
             )
             raise UnsupportedError(msg)
         self._ids = getattr(CombinedLoader(trainer.predict_dataloaders).flattened[0], "ids", None)
@@ -118,12 +114,9 @@ class PredictionWriter(Callback):
         keys = [""] if labels is None else [f"_{key}" for key in labels.keys]
         score = outputs.get("score") if isinstance(outputs, Mapping) else None
         if not isinstance(score, Tensor) or score.shape[1:] != (() if labels is None else (len(keys),)):
-            shape = "(N,)" if labels is None else f"(N, {len(keys)})"
-            got = f"a {type(outputs).__name__}" if not isinstance(score, Tensor) else f"shape {tuple(score.shape)}"
-            msg = (
-                f"PredictionWriter expects `predict_step` to return {{'score': tensor of shape {shape}}}, but "
-                f"{type(pl_module).__name__} returned {got}."
-            )
+            shape, name = "(N,)" if labels is None else f"(N, {len(keys)})", type(pl_module).__name__
+            got = f"shape {tuple(score.shape)}" if isinstance(score, Tensor) else f"a {type(outputs).__name__}"
+            msg = f"Expected `predict_step` of {name} to return {{'score': tensor {shape}}}, but got {got}."
             raise UnsupportedError(msg)
         ids = outputs.get("example_id")
         if ids is None:

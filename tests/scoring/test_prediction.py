@@ -198,9 +198,7 @@ def test_several_processes_predict_on_a_plain_loader(tmp_path, own):
 def test_several_loaders_are_refused_before_the_first_batch(tmp_path):
     x, module = make_problem()
     module.predict_step = lambda *_: pytest.fail("predicted for nothing")
-    with pytest.raises(
-        UnsupportedError, match=r"one data loader, but there are several. Predict on one after the othe"
-    ):
+    with pytest.raises(UnsupportedError, match=r"one data loader, but there are several. Predict on each"):
         predict(module, [DataLoader(TensorDataset(x))] * 2, tmp_path / "scores.csv")
 
 
