@@ -49,7 +49,7 @@ _CALLBACKS: tuple[tuple[Any, str, str], ...] = (
     (
         (StochasticWeightAveraging, WeightAveraging),
         "always",
-        "the optimization is manual, and the iterates are averaged already. Remove it.",
+        "the optimization is manual, and the iterates are averaged already, as StageCallback says. Remove it.",
     ),
     (
         BaseFinetuning,
@@ -94,7 +94,7 @@ def refuse_unsupported(trainer: Trainer, further: Iterable[Callback] = ()) -> No
         (
             bool(clip),
             f"Trainer(gradient_clip_val={clip})",
-            "the optimization is manual. Pass it to TPAUCModule instead.",
+            "the optimization is manual. Pass `gradient_clip_val` to TPAUCModule instead.",
         ),
         (accumulate != 1, f"Trainer(accumulate_grad_batches={accumulate})", _ACCUMULATION),
         (isinstance(strategy, (FSDPStrategy, DeepSpeedStrategy, XLAStrategy)), type(strategy).__name__, _STRATEGY),

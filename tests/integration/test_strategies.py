@@ -222,8 +222,8 @@ def group_lives(group):
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
-        (FSDPStrategy(), "FSDPStrategy is not supported: it hides or flattens .* Use 'ddp', or ModelParallelStrategy"),
-        (ModelParallelStrategy(1, 2), r"tensor_parallel_size=2\) is not supported: ranks of one"),
+        (FSDPStrategy(), "FSDPStrategy can't work here: it hides or flattens .* Use 'ddp', or ModelParallelStrategy"),
+        (ModelParallelStrategy(1, 2), r"tensor parallelism can't work here: ranks of one"),
     ],
 )
 def test_strategies_that_hide_or_share_the_parameters_are_refused(strategy, words):
@@ -247,5 +247,5 @@ def test_flags_of_automatic_optimization_are_refused_with_the_remedy(flag, words
 
 @pytest.mark.parametrize("name", ["fsdp", "deepspeed_stage_2_offload", "xla_fsdp"])
 def test_by_name_they_are_refused_before_lightning_wants_a_device(name):
-    with pytest.raises(SystemExit, match=f"error: strategy='{name}' is not supported: it hides .* Use 'ddp'"):
+    with pytest.raises(SystemExit, match=f"error: strategy='{name}' can't work here: it hides .* Use 'ddp'"):
         main(["fit", "--config", str(ROOT / "configs" / "quickstart.yaml"), "--trainer.strategy", name])

@@ -227,39 +227,6 @@ def test_their_metrics_are_listed_once_by_name():
         make_trainer().validate(Both(algorithm=algorithm()), eval_loader(), verbose=False)
 
 
-def test_the_remedy_logs_both():
-    class Both(TPAUCModule, WithMetrics):
-        def validation_step(self, batch, batch_idx):
-            WithMetrics.validation_step(self, (batch.inputs, batch.target), batch_idx)
-
-        def test_step(self, batch, batch_idx):
-            WithMetrics.test_step(self, (batch.inputs, batch.target), batch_idx)
-
-        def on_validation_epoch_end(self):
-            WithMetrics.on_validation_epoch_end(self)
-
-    (results,) = make_trainer().validate(Both(algorithm=algorithm()), eval_loader(), verbose=False)
-    assert {"val/theirs", "val/their_end", "val/tpauc", "val/auroc"} <= results.keys()
-
-
-def test_a_training_step_that_is_not_called_is_named_once():
-    class Trains(Theirs):
-        def training_step(self, batch, batch_idx):
-            raise AssertionError
-
-    class Both(TPAUCModule, Trains):
-        pass
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(2):
-            make_trainer().fit(Both(algorithm=algorithm(), num_positives=NUM_POS), loader(make_batches(1)[0]))
-    said = [str(w.message) for w in caught if "training_step" in str(w.message)]
-    (line,) = said
-    assert line.startswith("Both does not call Trains.training_step, nor logs")
-    assert "A loss goes into `auxiliary_loss`" in line
-
-
 # ---------------------------------------------------------------- hooks without super
 
 
