@@ -100,9 +100,9 @@ def save_cell(folder: Path, cell: Cell, outcome: Outcome) -> None:
 
 
 def load_cell(folder: Path, cell: Cell) -> Outcome:
-    """What a finished training yields."""
+    """What a finished training yields, without its weights: those of all trainings may be more than memory holds."""
     record = torch.load(cell_path(folder, cell), map_location="cpu", weights_only=True)
-    return Outcome(**{name: value for name, value in record.items() if name != "cell"})
+    return Outcome(**{name: value for name, value in record.items() if name not in ("cell", "weights")})
 
 
 @dataclass
