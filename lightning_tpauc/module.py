@@ -264,7 +264,7 @@ class TPAUCModule(ScoringModel):
         """Take one step of the algorithm and of the optimizer.
 
         A subclass that overrides it calls it once per batch, and may return something else. Only the gradient scaler of
-        ``precision="16-mixed"`` waits for the device.
+        ``precision="16-mixed"`` waits for the device, once per step.
         """
         if not isinstance(batch, PosNegBatch):
             check_training_batch(batch)
@@ -431,25 +431,31 @@ class TPAUCModule(ScoringModel):
 
     def _take_step(self, optimizer: LightningOptimizer, batch_idx: int, loss: Tensor, scaler: Any) -> bool:
         """Take a step by the hook ``optimizer_step``, which may change the rate; returns whether a scaler let it be."""
-        steps, weight = self.trainer.global_step, optimizer.param_groups[0]["params"][0]
-        before, calls = weight._version, []
-        # a scaler lowers its scale in place of a step, which says so without a look at the gradients
-        scaled = None if scaler is None else scaler.scale(loss.new_ones(()))
+        inner, steps, taken, calls = optimizer.optimizer, self.trainer.global_step, [], []
+        weight = inner.param_groups[0]["params"][0]
+        before = weight._version
+        # a fused optimizer leaves a step out on the device, which shows in the scale; others are not called then
+        fused = scaler is not None and getattr(inner, "_step_supports_amp_scaling", False)
+        scaled = scaler.scale(loss.new_ones(())) if fused else None
+        hook = inner.register_step_post_hook(lambda *_: taken.append(True)) if scaler is not None else nullcontext()
 
         def closure() -> Tensor:  # which Lightning's closure calls before the gradients get their final values
             calls.append(weight._version)
             return loss.detach()
 
-        self.optimizer_step(self.current_epoch, batch_idx, optimizer, closure)
+        with hook:
+            self.optimizer_step(self.current_epoch, batch_idx, optimizer, closure)
         if self.trainer.global_step - steps != 1 or calls != [before]:
             msg = (
                 f"{type(self).optimizer_step.__qualname__} took {self.trainer.global_step - steps} optimizer steps for "
-                f"a batch, or {type(optimizer.optimizer).__name__} evaluates the loss by itself, as sharpness-aware "
-                "optimizers do: every evaluation is a step of the dual variables. Call "
-                "`optimizer.step(closure=optimizer_closure)` once, or use another optimizer."
+                f"a batch, or {type(inner).__name__} evaluates the loss by itself, as sharpness-aware optimizers do: "
+                "every evaluation is a step of the dual variables. Call `optimizer.step(closure=optimizer_closure)` "
+                "once, or use another optimizer."
             )
             raise UnsupportedError(msg)
-        return scaled is None or not bool(scaler.scale(torch.ones_like(scaled)) < scaled)
+        if fused:
+            return not bool(scaler.scale(torch.ones_like(scaled)) < scaled)
+        return scaler is None or bool(taken)
 
     # ---------------------------------------------------------------- evaluation, which a callback does
 
