@@ -226,14 +226,11 @@ def test_an_example_without_a_score_has_no_decision(tmp_path):
     assert rows[5]["decision"] in ("0", "1")
 
 
-def test_another_training_begins_without(caplog):
+def test_another_training_begins_without():
     _, module, _ = fit()
     assert module.threshold is not None
     fit(module=module, data=make_data(val_dataset=None))
     assert module.threshold is None
-    assert "chose no threshold" not in caplog.text, "nobody asked"
-    fit(DecisionThreshold(), module=module, data=make_data(val_dataset=None))
-    assert "chose no threshold: there are no validation data with both classes" in caplog.text
 
 
 def test_a_rectangle_out_of_reach_is_said_with_how_far_away_it_is(caplog):
