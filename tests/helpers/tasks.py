@@ -63,7 +63,7 @@ def make_batches(steps, seed=1, dual=0, uniform=False, absent=False):
             masks, sizes = TaskMasks(pos, neg), (S + B, S + B, 0)
         else:
             masks, sizes = TaskMasks(pos, neg[:, :B], second[:, :dual] if dual else None), (S, B, dual)
-        batches.append(PosNegBatch(x, index.where(pos, 0), *sizes, masks=masks))
+        batches.append(PosNegBatch(x, index.where(pos, 0), *sizes, masks=masks, is_uniform=uniform))
     return batches
 
 
