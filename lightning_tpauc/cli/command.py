@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
+import ast
 import contextlib
+import json
 import logging
 import os
+import re
 import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn, Union, get_args
+from typing import Any, NoReturn
 
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -22,12 +28,10 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from typing_extensions import override
 
 from lightning_tpauc import algorithms, data, models
-from lightning_tpauc.cli.compare import ComparingTrainer, run_comparison
-from lightning_tpauc.cli.errors import explain, options_of, own_message
-from lightning_tpauc.cli.words import as_yaml, full_names, given_checkpoint, with_environment
+from lightning_tpauc.cli.compare import ComparingTrainer, options_of, run_comparison
 from lightning_tpauc.comparison.training import as_list
 from lightning_tpauc.data import PosNegDataModule
-from lightning_tpauc.errors import ArgumentError, TPAUCWarning
+from lightning_tpauc.errors import TPAUCError, TPAUCWarning
 from lightning_tpauc.lightning_fixes.checkpoint_files import AtomicCheckpointIO
 from lightning_tpauc.lightning_fixes.unsupported import refuse_strategy_name
 from lightning_tpauc.metrics.figures import ROCFigure
@@ -49,9 +53,48 @@ _CLASSES: tuple[type, ...] = (
 
 _DESCRIPTION = """Train a model to maximise two-way partial AUC, test it and predict with it. Classes have options of
 their own, which `--NAME.help=CLASS` lists, for example --model.algorithm.help=STACO (with min_tpr and max_fpr),
---model.help=TPAUCModule, --model.backbone.help=MLP and --data.help=LIBSVMDataModule; --print_config shows all of a
-command line. Environment variables such as PL_FIT__TRAINER__MAX_EPOCHS=3 stand for options, here
-`fit --trainer.max_epochs=3`."""
+--model.help=TPAUCModule, --model.backbone.help=lightning_tpauc.models.MLP and --data.help=LIBSVMDataModule;
+--print_config shows all of a command line. Environment variables such as PL_FIT__TRAINER__MAX_EPOCHS=3 stand for
+options, here `fit --trainer.max_epochs=3`."""
+
+
+# ---------------------------------------------------------------- the parser
+
+_KEY = re.compile(r'Parser key "([^"]+)"')
+_CLASS = re.compile(r"(?:given |\()class_path[ =]'([^']+)'")
+_TELLING = re.compile(
+    r"[Oo]ption '(?P<option>[^']+)'(?: is not accepted)?$|unrecognized arguments: --(?P<word>[\w.]+).*"
+    r"|Option '(?P<of_factory>[^']+)' is not accepted(?=\. Got value)|Expected a dot import path string: (?P<name>\S+)"
+    r"|module '[\w.]+' has no attribute '\w+'|Multiple subclasses .*|Expected a (?!path ).*Got value: .*"
+)
+
+
+def explain(message: str, known: Iterable[str]) -> str:
+    """The line of a parser's report that matters, with what may have been meant.
+
+    A value may be one of several types, so jsonargparse reports a misspelt option, ten lines and more, together with
+    why none of the types fits.
+
+    Example:
+        >>> explain("Subcommand 'fit' does not accept option 'trainer.max_epoch'", ["trainer.max_epochs", "data"])
+        "Subcommand 'fit' does not accept option 'trainer.max_epoch'; did you mean 'trainer.max_epochs'?"
+    """
+    keys: list[str] = []
+    owner = ""
+    for line in message.splitlines():
+        keys += _KEY.findall(line)
+        owner = next(reversed(_CLASS.findall(line)), owner)
+        if found := _TELLING.search(line):
+            where, name = [".".join(keys)] if keys else [], next(filter(None, found.groups()), "")
+            if owner and name and not found["name"]:  # an option of a class
+                where.append(owner.rpartition(".")[2])
+                name, known = name.partition(".")[0], options_of(owner)
+            close = get_close_matches(name, list(known), n=2, cutoff=0.7)
+            meant = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+            if len(where) > 1 and not close:
+                meant = f"; --{where[0]}.help={where[1]} lists its options"
+            return ": ".join([*where, found[0] if keys else line.strip()]) + meant
+    return message
 
 
 class TPAUCArgumentParser(LightningArgumentParser):
@@ -60,14 +103,25 @@ class TPAUCArgumentParser(LightningArgumentParser):
     @override
     def parse_args(self, args: Sequence[str] | None = None, *further: Any, **kwargs: Any) -> Any:  # type: ignore[override]  # passed on
         """Parse; nested parsers are handed values that were read already, and written again as Python does."""
-        return super().parse_args(args if args is None else [as_yaml(word) for word in args], *further, **kwargs)
+        return super().parse_args(args if args is None else [_as_yaml(word) for word in args], *further, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print what is wrong and exit with status 2."""
         if self.exit_on_error:  # parsers of nested classes report to this one
             parser = getattr(ex, "subcommand_parser", None) or self
-            message = explain(message, parser.get_defaults().keys(), [cls.__name__ for cls in _CLASSES])
+            message = explain(message, [*parser.get_defaults().keys(), *(cls.__name__ for cls in _CLASSES)])
         super().error(message, ex)
+
+
+def _as_yaml(word: str) -> str:
+    """A word whose value Python has written, such as ``--margin=None``, as YAML writes it; any other word stays."""
+    option, _, value = word.partition("=")
+    with contextlib.suppress(SyntaxError, ValueError, TypeError):
+        return f"{option}={json.dumps(ast.literal_eval(value))}" if "None" in value else word
+    return word
+
+
+# ---------------------------------------------------------------- what is saved
 
 
 class KeepGivenConfig(SaveConfigCallback):
@@ -79,8 +133,7 @@ class KeepGivenConfig(SaveConfigCallback):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         target = Path(trainer.log_dir or ".", self.config_filename).resolve()  # log_dir is a broadcast
-        given = self.config.get("config") or []
-        self.already_saved |= target in [Path(path.absolute).resolve() for path in given]
+        self.already_saved |= target in [Path(path.absolute).resolve() for path in self.config.get("config") or []]
         super().setup(trainer, pl_module, stage)
         for saver in trainer.checkpoint_callbacks if stage == "fit" and not trainer.enable_validation else ():
             if isinstance(saver, ModelCheckpoint) and (saver.monitor or "").startswith("val/"):
@@ -99,10 +152,14 @@ class SaveBest(ModelCheckpoint):
         return type(self).__qualname__  # whatever it monitors
 
 
+# ---------------------------------------------------------------- the command
+
+
 class TPAUCCLI(LightningCLI):
     """LightningCLI for TPAUC modules and their data modules, both given by ``class_path`` and ``init_args``."""
 
     def __init__(self, args: ArgsType = None, run: bool = True) -> None:
+        usage = {name: {"usage": f"lightning-tpauc {name} [options]"} for name in self.subcommands()}
         super().__init__(
             TPAUCModule,
             PosNegDataModule,
@@ -114,13 +171,7 @@ class TPAUCCLI(LightningCLI):
             save_config_callback=KeepGivenConfig,
             save_config_kwargs={"overwrite": True},  # without a logger the second run in a folder would stop
             parser_class=TPAUCArgumentParser,
-            parser_kwargs={
-                "description": _DESCRIPTION,
-                **{
-                    name: {"usage": f"lightning-tpauc {name} [options]", "description": _DESCRIPTION}
-                    for name in self.subcommands()
-                },
-            },
+            parser_kwargs=usage,
             args=args,
             run=run,
         )
@@ -132,55 +183,43 @@ class TPAUCCLI(LightningCLI):
 
     @override
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        _put_int_before_float(Trainer.__init__.__annotations__)
-        kwargs.update(prog="lightning-tpauc", version=__version__, allow_abbrev=False)
+        kwargs.update(prog="lightning-tpauc", version=__version__, description=_DESCRIPTION, allow_abbrev=False)
         return super().init_parser(**kwargs)
 
     @override
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        if args is None or isinstance(args, list):
-            words = sys.argv[1:] if args is None else args
-            subcommand = next((word for word in words if word in self.subcommands()), None)
-            words = with_environment(words, subcommand, os.environ)
-            if subcommand is not None:
-                self._take_options_of_checkpoint(subcommand, given_checkpoint(words, subcommand))
-            self.config = parser.parse_args(full_names(words))
-        else:
-            super().parse_arguments(parser, args)
+        words = list(sys.argv[1:] if args is None else args)
+        subcommand = next((word for word in words if word in self.subcommands()), None)
+        if subcommand is not None:
+            prefix = f"PL_{subcommand.upper()}__"
+            names = sorted(name for name in os.environ if name.startswith(prefix))
+            names.sort(key=lambda name: name != f"{prefix}CONFIG")  # a file names the classes that options belong to
+            given = [f"--{n.removeprefix(prefix).lower().replace('__', '.')}={os.environ[n]}" for n in names]
+            at = words.index(subcommand) + 1
+            words[at:at] = given
+            self._take_options_of_checkpoint(subcommand, words)
+        self.config = parser.parse_args(words)
 
-    def _take_options_of_checkpoint(self, subcommand: str, path: str | None) -> None:
+    def _take_options_of_checkpoint(self, subcommand: str, words: list[str]) -> None:
         """Use the options that a checkpoint was trained with for options of the model that are not given.
 
         Raises:
             TPAUCError: if the checkpoint is missing, damaged or is not known by its name.
         """
-        if path == "best" or (path == "last" and subcommand != "fit"):
-            msg = (
-                f"`--ckpt_path {path}` is a checkpoint that a training of the same process has saved, and this one has "
-                "trained nothing. Give the file's path."
-            )
-            raise ArgumentError(msg)
-        if not path or path in ("last", "hpc") or "://" in path or Path(path).is_dir():
+        finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        finder.add_argument("--ckpt_path", nargs="?")
+        path = finder.parse_known_args(words)[0].ckpt_path
+        if path in (None, "null", "best", "last", "hpc") or "://" in path or Path(path).is_dir():
             return
         saved = AtomicCheckpointIO().load_checkpoint(path, map_location="cpu", weights_only=True)
         options = saved.get("hyper_parameters", {})
         class_path = options.pop("_class_path", None)  # missing unless the command line wrote it
-        if class_path is None:
-            return
         options.pop("_instantiator", None)
-        known = options_of(class_path)
-        model = {"class_path": class_path, "init_args": {k: v for k, v in options.items() if k in known}}
-        if options.keys() - set(known):  # what only the class's **kwargs take
-            model["dict_kwargs"] = {k: v for k, v in options.items() if k not in known}
-        parser = TPAUCArgumentParser(exit_on_error=False)
-        parser.add_lightning_class_args(self._model_class, "model", subclass_mode=True)
+        model = {"class_path": class_path, "dict_kwargs": options}
         try:
-            parser.parse_object({"model": model})
+            self._subcommand_parsers[subcommand].set_defaults({"model": model} if class_path else {})
         except Exception as error:  # of whatever class the checkpoint names
-            reason = explain(str(error), ["model"]).partition("\n")[0]
-            rank_zero_warn(f"The options in the checkpoint {path!r} are not used: {reason}", category=TPAUCWarning)
-        else:
-            self._subcommand_parsers[subcommand].set_defaults({"model": model})
+            rank_zero_warn(f"The options in the checkpoint {path!r} are not used: {error}", category=TPAUCWarning)
 
     @override
     def _parse_ckpt_path(self) -> None:
@@ -262,61 +301,41 @@ class TPAUCCLI(LightningCLI):
 
 def main(args: ArgsType = None) -> None:
     """Run the command; errors that the user can mend end it with one line instead of a traceback."""
-    with _without_noise(), _own_folder():
-        try:
-            TPAUCCLI(args)
-        except SIGTERMException:  # Lightning's would end the process as if all were done
-            sys.exit(128 + signal.SIGTERM)
-        except SystemExit as stop:
-            if isinstance(stop.__context__, KeyboardInterrupt):
-                sys.exit(128 + signal.SIGINT)
-            raise
-        except Exception as error:
-            message = own_message(error)
-            if message is None:
-                raise
-            sys.exit(f"lightning-tpauc: error: {message}")
-
-
-def _put_int_before_float(annotations: dict[str, Any]) -> None:
-    """Let ``--trainer.limit_train_batches 1`` mean one batch; only ``1.0`` means all of them.
-
-    The parser takes the first type that a value fits, and 1 fits float. Lightning's annotation has int first, but
-    typing keeps one object for ``Optional[Union[int, float]]`` and ``Optional[Union[float, int]]``, in the order of
-    whichever was imported first.
-    """
-    for name, hint in annotations.items():
-        kinds = get_args(hint)
-        if int in kinds and float in kinds:
-            annotations[name] = Union[tuple(sorted(kinds, key=lambda kind: kind is float))]  # noqa: UP007
-
-
-@contextlib.contextmanager
-def _own_folder() -> Iterator[None]:
-    """Let classes of the current folder be imported, as ``python -m`` does and a console script does not."""
-    before, here = list(sys.path), str(Path.cwd())
-    if not getattr(sys.flags, "safe_path", False) and not {"", here} & set(sys.path):
-        sys.path.insert(0, here)
+    if "" not in sys.path:  # classes of the current folder, as `python -m` finds them and a console script does not
+        sys.path.insert(0, "")
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
+        logging.getLogger(name).addFilter(_is_of_use)
+    # lightning 2.6.6 makes LeafSpec objects of torch's pytree in every loop; torch 2.14 deprecates the class.
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated", category=FutureWarning)
     try:
-        yield
-    finally:
-        sys.path[:] = before
+        TPAUCCLI(args)
+    except SIGTERMException:  # Lightning's would end the process as if all were done
+        sys.exit(128 + signal.SIGTERM)
+    except SystemExit as stop:
+        if isinstance(stop.__context__, KeyboardInterrupt):
+            sys.exit(128 + signal.SIGINT)
+        raise
+    except Exception as error:
+        message = _own_message(error)
+        if message is None:
+            raise
+        sys.exit(f"lightning-tpauc: error: {message}")
 
 
-@contextlib.contextmanager
-def _without_noise() -> Iterator[None]:
-    """Keep back what is no use to whoever runs the command; Python programs see it as ever."""
-    logs = [logging.getLogger(f"lightning.{name}") for name in ("pytorch.utilities.rank_zero", "fabric.utilities.seed")]
-    with warnings.catch_warnings():
-        # lightning 2.6.6 makes LeafSpec objects of torch's pytree in every loop; torch 2.14 deprecates the class.
-        warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated", category=FutureWarning)
-        for log in logs:
-            log.addFilter(_is_of_use)
-        try:
-            yield
-        finally:
-            for log in logs:
-                log.removeFilter(_is_of_use)
+def _own_message(error: BaseException | None) -> str | None:
+    """What to say instead of a traceback, if the user can mend an error, or the one that it was raised from."""
+    while error is not None:
+        extra = isinstance(error, ModuleNotFoundError) and "pip install" in str(error)
+        of_checkpoint = isinstance(error, ValueError) and "(ckpt_path=" in str(error)  # Lightning's
+        if isinstance(error, (TPAUCError, MisconfigurationException)) or extra or of_checkpoint:
+            return str(error)
+        if isinstance(error, OSError) and error.errno and error.strerror:
+            place = "" if error.filename is None else f" {str(error.filename)!r}"
+            return f"Can't read or write{place}: {error.strerror}."
+        if isinstance(error, UnicodeDecodeError):
+            return f"A file is no text in UTF-8 ({error}). A checkpoint is given as `--ckpt_path`, not as `--config`."
+        error = error.__cause__
+    return None
 
 
 def _is_of_use(record: logging.LogRecord) -> bool:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import Namespace
+from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import LightningDataModule, Trainer
 
 from lightning_tpauc.algorithms import Algorithm
-from lightning_tpauc.cli.errors import options_of
 from lightning_tpauc.comparison import Comparison
 from lightning_tpauc.comparison.training import Run, Setup
 from lightning_tpauc.errors import ArgumentError
@@ -51,13 +51,29 @@ class ComparingTrainer(Trainer):
         """
 
 
+def options_of(class_path: str) -> list[str]:
+    """Names of the arguments that a class takes in a configuration; empty if it can't be imported.
+
+    Example:
+        >>> options_of("lightning_tpauc.models.Linear")
+        ['num_features', 'bias', 'num_labels']
+    """
+    module, _, name = class_path.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module), name)
+        added = ArgumentParser(exit_on_error=False).add_class_arguments(cls, "init", fail_untyped=False)
+    except (ImportError, AttributeError, TypeError, ValueError):
+        return []
+    return list(dict.fromkeys(key.split(".")[1] for key in added))
+
+
 def _setup(config: Namespace, instantiate: Callable[[Namespace], Any], seed: int) -> Setup:
     """Makes modules and data of a configuration anew, and takes its Trainer's arguments."""
 
     def module(algorithm: Algorithm, options: Mapping[str, Any]) -> TPAUCModule:
-        own, known = copy.deepcopy(config), options_of(config.model.class_path)
+        own = copy.deepcopy(config)
         for name, value in {"algorithm": algorithm, **options}.items():
-            own.model[f"{'init_args' if name in known else 'dict_kwargs'}.{name}"] = value
+            own.model[f"init_args.{name}"] = value
         made: TPAUCModule = instantiate(own).model
         return made
 
@@ -68,7 +84,7 @@ def _setup(config: Namespace, instantiate: Callable[[Namespace], Any], seed: int
         values: dict[str, Any] = {"seed": int(given.get("seed") or 0) + run.seed - seed} if "seed" in known else {}
         if run.fold is not None:
             values |= {"num_folds": config.folds, "fold": run.fold, "val_fraction": None}
-        if not values.keys() <= set(known):
+        if run.fold is not None and "num_folds" not in known:
             msg = f"`folds` needs data that can be cut into folds, but {config.data.class_path} takes no `num_folds`."
             raise ArgumentError(msg)
         for name, value in values.items():

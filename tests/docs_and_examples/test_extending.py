@@ -19,7 +19,7 @@ SURROGATE = SURROGATE.partition("\nprint(")[0]
 QUIET = ["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"]
 SHORT = ["--trainer.max_epochs=2", "--trainer.accelerator=cpu", *(f"--trainer.{name}=false" for name in QUIET)]
 WINE = ["--data.num_pos=8", "--data.num_neg=16", "--data.val_fraction=0.3", "--data.batch_size=32"]
-LINEAR = ["--model.backbone=Linear", "--model.backbone.num_features=13"]
+LINEAR = ["--model.backbone=lightning_tpauc.models.Linear", "--model.backbone.num_features=13"]
 
 
 @pytest.fixture
