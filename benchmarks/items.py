@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.common import arguments, compare, header, quiet, verdict
 from lightning_tpauc.data.examples import fetcher_for
 from lightning_tpauc.data.loader import PosNegLoader
+from lightning_tpauc.data.parts import TrainingPart
 from lightning_tpauc.data.sampler import BatchSizes, PosNegSampler
 
 ROWS, FEATURES, NUM_POS, NUM_NEG = 100_000, 20, 64, 192
@@ -45,8 +46,8 @@ class Rows(Dataset[Any]):
 def sides(steps: int, workers: int, noisy: bool) -> dict[str, Callable[[], float]]:
     """Seconds of one batch, ours and theirs."""
     data = Rows(noisy)
-    labels = data.y.numpy() == 1
-    sampler = PosNegSampler(np.flatnonzero(labels), np.flatnonzero(~labels), BatchSizes(NUM_POS, NUM_NEG))
+    labels = data.y.numpy().astype(np.int8)
+    sampler = PosNegSampler(TrainingPart(labels, np.arange(ROWS), np.arange(0)), BatchSizes(NUM_POS, NUM_NEG))
     sampler.epoch_steps = steps
     options: dict[str, Any] = {"num_workers": workers, "persistent_workers": True} if workers else {}
     ours = PosNegLoader(sampler, fetcher_for(data), **options)

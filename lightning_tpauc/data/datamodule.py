@@ -360,7 +360,7 @@ class PosNegDataModule(LightningDataModule):
         num_dual_neg = (num_neg if needs_dual else 0) if self.num_dual_neg is None else self.num_dual_neg
         reads_dual = kind == "pos_neg" and needs_dual is not False  # None: no algorithm says
         sizes = BatchSizes(num_pos, num_neg, num_dual_neg if reads_dual else 0)
-        sampler = sampler_of(prepared.training, kind, sizes, self.seed, stream=stream)
+        sampler = sampler_of(prepared.training, kind, sizes, self.seed, stream)
         sampler.epoch_steps = self._epoch_steps
         sampler.global_sizes(world_size)
         message = sampler.cap_message(world_size, asked=self.num_pos is not None)

@@ -8,7 +8,7 @@ first batch afterwards, so the position is read with the first batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -174,13 +174,12 @@ class BatchSource:
     def __init__(self, make: Callable[[Any], Any], num_workers: int, pin_memory: bool, **options: Any) -> None:
         self.make, self.num_workers, self.pin_memory = make, num_workers, pin_memory
         self.options = {"persistent_workers": True, **options} if num_workers else {}
-        self._plans = _Plans()
+        self._plans: Iterator[Any] = iter(())
         self._loader: DataLoader[Any] | None = None
 
-    @property
-    def keeps_workers(self) -> bool:
-        """Whether the next iteration runs in the same workers, or in this process."""
-        return bool(self.options.get("persistent_workers", True))
+    def __iter__(self) -> Iterator[Any]:
+        """The plans of the next iteration: this is the sampler of the inner DataLoader."""
+        return self._plans
 
     def aside(self) -> BatchSource:
         """A second source with workers of its own, for one iteration."""
@@ -191,12 +190,12 @@ class BatchSource:
         """The batches of these plans, in order."""
         if not self.num_workers and not self.pin_memory:
             return map(self.make, plans)
-        self._plans.plans = plans
+        self._plans = plans
         if self._loader is None:
             self._loader = DataLoader(
                 _Made(self.make),
                 batch_size=None,
-                sampler=self._plans,
+                sampler=self,
                 collate_fn=_unchanged,
                 num_workers=self.num_workers,
                 pin_memory=self.pin_memory,
@@ -226,15 +225,6 @@ class _Made(Dataset[Any]):
 
     def __getitem__(self, plan: Any) -> Any:
         return self.make(plan)
-
-
-class _Plans(Iterable[Any]):
-    """Sampler of the inner DataLoader: the plans of the next iteration."""
-
-    plans: Iterator[Any] = iter(())
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.plans
 
 
 def _unchanged(batch: Any) -> Any:

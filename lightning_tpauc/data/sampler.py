@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -253,51 +253,33 @@ class BatchSampler(ABC):
     Apart from the index arrays, the memory used does not depend on their lengths.
 
     Args:
-        positives: int array ``(n_pos,)``: rows of the positive examples. The algorithm's ``index`` counts positives in
-            this order. With several labels, rows that are positive for some label.
-        negatives: int array ``(n_neg,)``: rows of the negative examples likewise; ``None`` if they are a stream.
+        training: a :class:`~lightning_tpauc.data.parts.TrainingPart`. The algorithm's ``index`` counts positives in the
+            order of its rows. Its ``weights`` are what the rows are drawn by; ``None`` draws all alike.
         sizes: examples per step **on each rank**.
         seed: seed of the order; different seeds give unrelated orders.
-        label_rows: the rows of each of several labels; ``None`` with one.
-        weights: float array ``(n,)``: what the rows of the training set are drawn by; ``None`` draws all alike.
-        length: number of negatives of one pass of a stream; ``None`` if it is unknown.
+        stream: the negatives, unless they are in the training set. Its ``length`` is that of one pass, or ``None``.
     """
 
     #: Steps of an epoch if the user sets them; ``None`` leaves them to the sampler.
     epoch_steps: int | None = None
 
-    def __init__(
-        self,
-        positives: Indices,
-        negatives: Indices | None,
-        sizes: BatchSizes,
-        seed: int = 0,
-        *,
-        label_rows: LabelRows | None = None,
-        weights: NDArray[np.float64] | None = None,
-        length: int | None = None,
-    ) -> None:
-        if label_rows is not None:
-            label_rows.require_both()
-        for name, rows in (("positive", positives), ("negative", negatives)):
-            if rows is not None and len(rows) == 0:
-                counted = " with a `sample_weight` above 0" if weights is not None else ""
+    def __init__(self, training: Any, sizes: BatchSizes, seed: int = 0, stream: Any = None) -> None:
+        self.positives, self.negatives = training.by_class
+        self.sizes, self.seed, self.stream = sizes, seed, stream
+        #: What is known of several labels; ``None`` with one.
+        self.label_rows: LabelRows | None = training.tasks
+        self.weights: NDArray[np.float64] | None = training.weights
+        #: Number of training positives, n+, and names of the labels; with several, the numbers of each, else ``None``.
+        self.num_positives: int | tuple[int, ...] = training.num_positives
+        self.label_names = None if self.label_rows is None else self.label_rows.names
+        self._weighted: dict[tuple[int, int], WeightedIndices] = {}
+        if self.label_rows is not None:
+            self.label_rows.require_both()
+        for name, rows in (("positive", self.positives), ("negative", self.negatives)):
+            if len(rows) == 0 and (name == "positive" or stream is None):
+                counted = " with a `sample_weight` above 0" if self.weights is not None else ""
                 msg = f"Expected both classes in the training set, but got 0 {name} examples{counted}."
                 raise DataError(msg)
-        self.positives, self.sizes, self.seed = positives, sizes, seed
-        self.streamed, self.negatives = negatives is None, np.empty(0, np.int64) if negatives is None else negatives
-        self.label_rows, self.weights, self.length = label_rows, weights, length
-        self._weighted: dict[tuple[int, int], WeightedIndices] = {}
-
-    @property
-    def num_positives(self) -> int | tuple[int, ...]:
-        """Number of training positives, n+; of each label with several."""
-        return len(self.positives) if self.label_rows is None else self.label_rows.num_positives
-
-    @property
-    def label_names(self) -> tuple[str, ...] | None:
-        """Names of several labels; ``None`` with one."""
-        return None if self.label_rows is None else self.label_rows.names
 
     @abstractmethod
     def global_sizes(self, world_size: int) -> BatchSizes:
@@ -369,7 +351,7 @@ class PosNegSampler(BatchSampler):
         _, num_neg, num_dual_neg = (size * world_size for size in self.sizes)
         n_neg = len(self.negatives)
         for name, size in (("num_neg", num_neg), ("num_dual_neg", num_dual_neg)):
-            if size > n_neg and not self.streamed:
+            if size > n_neg and self.stream is None:
                 msg = (
                     f"One step takes {size} negatives (`{name}`={size // world_size} on {world_size} rank(s)), but the "
                     f"training set has only {n_neg}. Set `{name}` to at most {n_neg // world_size}."
@@ -384,7 +366,9 @@ class PosNegSampler(BatchSampler):
         counts = np.atleast_1d(self.num_positives)
         visits = int((-(-counts // each)).max())
         _, num_neg, num_dual_neg = self.global_sizes(world_size)
-        read, n_neg = (num_neg + num_dual_neg, self.length or 0) if self.streamed else (num_neg, len(self.negatives))
+        read, n_neg = num_neg, len(self.negatives)
+        if self.stream is not None:
+            read, n_neg = num_neg + num_dual_neg, self.stream.length or 0
         return max(-(-visits * len(counts) // chosen), -(-n_neg // read))
 
     def cap_message(self, world_size: int, *, asked: bool) -> str | None:
@@ -409,7 +393,7 @@ class PosNegSampler(BatchSampler):
         totals = self.global_sizes(world.size)
         negatives = [np.empty((stop - start, 0), np.int64)]
         for purpose, total in ((Purpose.NEGATIVES, totals.num_neg), (Purpose.DUAL_NEGATIVES, totals.num_dual_neg)):
-            if not self.streamed:
+            if self.stream is None:
                 drawn = self._draw(self.negatives, total, purpose, start, stop, slice_of(total, world))
                 negatives.append(self.negatives[drawn])
         if self.label_rows is not None:
@@ -462,11 +446,12 @@ class UniformSampler(BatchSampler):
     subset instead.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        one = np.concatenate([self.positives, self.negatives])
-        #: Rows that are drawn from; of one label the positives come first.
-        self.examples = one if self.label_rows is None else self.label_rows.measured
+    @cached_property
+    def examples(self) -> Indices:
+        """Rows that are drawn from; of one label the positives come first."""
+        if self.label_rows is not None:
+            return self.label_rows.measured
+        return np.concatenate([self.positives, self.negatives])
 
     def global_sizes(self, world_size: int) -> BatchSizes:
         """Sizes of the global batch as (0, all, 0): the classes' sizes vary; at most the whole training set."""
@@ -528,7 +513,7 @@ class FullSampler(BatchSampler):
 SAMPLERS: dict[str, type[BatchSampler]] = {"pos_neg": PosNegSampler, "uniform": UniformSampler, "full": FullSampler}
 
 
-def sampler_of(training: Any, kind: str, sizes: BatchSizes, seed: int, *, stream: Any = None) -> BatchSampler:
+def sampler_of(training: Any, kind: str, sizes: BatchSizes, seed: int, stream: Any = None) -> BatchSampler:
     """The sampler of a training part, by its name; ``stream`` are the negatives if they are no part of it."""
     refused = None
     if kind == "full" and training.tasks is not None:
@@ -542,8 +527,4 @@ def sampler_of(training: Any, kind: str, sizes: BatchSizes, seed: int, *, stream
     if refused is not None:
         msg = f"`sampling={kind!r}` {refused}, or train with `sampling='pos_neg'` and an algorithm such as STACO."
         raise ArgumentError(msg)
-    positives, negatives = training.by_class
-    own, length = (negatives, None) if stream is None else (None, stream.length)
-    return SAMPLERS[kind](
-        positives, own, sizes, seed, label_rows=training.tasks, weights=training.weights, length=length
-    )
+    return SAMPLERS[kind](training, sizes, seed, stream)

@@ -161,12 +161,12 @@ class StreamReader:
             return cls(stream)
         return cls(stream, world.rank * num_substreams + substream, world.size * num_substreams)
 
-    def seek(self, place: Place | None, target: int) -> None:
+    def seek(self, place: Place, target: int) -> None:
         """Go to the place behind ``target`` examples, from ``place`` if the reader has not begun or is past them."""
         with self._as_split():
-            if place is not None and (self._iterator is None or self.place.position > target):
+            if self._iterator is None or self.place.position > target:
                 self._open(place)
-            elif self._iterator is None or (self._shares_object and self.stream.owner is not self):
+            elif self._shares_object and self.stream.owner is not self:
                 self._open(self.place)  # another reader has moved the data set in the meantime
             while self.place.position < target:
                 self._read(min(_CHUNK, target - self.place.position))
@@ -327,7 +327,7 @@ class StreamPlan(NamedTuple):
     #: Number of examples that the substream's reader has read before.
     target: int
     #: Where the reader begins if it has not begun yet, or is past the target.
-    place: Place | None
+    place: Place
 
 
 class _StreamBatches:
@@ -362,7 +362,7 @@ class StreamedLoader(PosNegLoader):
     def _batches(self, step: int, count: int) -> Iterator[PosNegBatch]:
         num_substreams = self.cursor.stream.num_substreams(self._source.num_workers)
         places = self.cursor.begin(step, num_substreams, fresh=self._fresh)
-        self._fresh = not self._source.keeps_workers
+        self._fresh = not self._source.options.get("persistent_workers", True)
         for result in self._source.run(self._plans(step, count, places)):
             if result is not None:
                 batch, substream, place = result
@@ -371,17 +371,16 @@ class StreamedLoader(PosNegLoader):
                 yield batch
 
     def _plans(self, step: int, count: int, places: Places) -> Iterator[StreamPlan | None]:
-        num_substreams, readers = len(places), max(1, self._source.num_workers)
+        num_substreams = len(places)
         # torch gives plans to the workers in turns. Empty plans keep each substream with its worker.
         yield from [None] * (step % num_substreams)
         world = current_world()
-        for k, plan in enumerate(self.batch_plans.plans(step, count)):
+        for plan in self.batch_plans.plans(step, count):
             substream = plan.step % num_substreams
             own = plan.sizes.num_neg + plan.sizes.num_dual_neg
             target = self.cursor.requested[substream]
             self.cursor.requested[substream] += own * (world.size if self.cursor.stream.split == "deal" else 1)
-            place = places[substream] if k < readers else None
-            yield StreamPlan(plan, world, substream, num_substreams, target, place)
+            yield StreamPlan(plan, world, substream, num_substreams, target, places[substream])
 
     def whole_epoch(self, most: int | None = None) -> Iterator[PosNegBatch]:
         """The positives of the next epoch, with the first negatives of the stream, read in this process."""

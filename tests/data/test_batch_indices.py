@@ -16,6 +16,7 @@ from lightning_tpauc.data.sampler import (
 )
 from lightning_tpauc.data.seeding import Purpose, permute
 from lightning_tpauc.errors import DataError, TPAUCWarning
+from tests.helpers.worlds import training_of
 
 # n >= 2 size: divisible or not, odd and even, barely two batches, above the sorted sizes
 COVERED = [(64, 32), (65, 32), (71, 32), (10, 5), (11, 5), (9, 4), (7, 3), (100, 7), (1000, 96), (5003, 512), (5, 1)]
@@ -69,7 +70,8 @@ def draw_weights(seed=0):
 
 
 def weighted(kind, sizes, seed=5, weights=None):
-    return SAMPLERS[kind](POS, NEG, sizes, seed, weights=np.concatenate(weights or draw_weights()))
+    labels = np.repeat([1, 0], [len(POS), len(NEG)])
+    return SAMPLERS[kind](training_of(labels, weights=np.concatenate(weights or draw_weights())), sizes, seed)
 
 
 def plans(sampler, start, stop, world=None):
@@ -175,7 +177,7 @@ def test_a_positive_that_outweighs_the_others_shortens_the_batch():
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
-        (np.ones(299), r"`sample_weight` to have one value for each of the 300 items .* got shape \(299,\)"),
+        (np.ones(299), r"`sample_weight` to have 300 values, .* not shape \(299,\)"),
         (np.where(np.arange(300) == 7, -0.5, 1.0), r"at least 0, but row 7 has -0\.5, and 1 of 300"),
         ((np.arange(300) >= 40).astype(float), "got 0 positive examples with a `sample_weight` above 0"),
         ((np.arange(300) < 40).astype(float), "got 0 negative examples with a `sample_weight` above 0"),

@@ -9,13 +9,13 @@ from lightning_tpauc.data.examples import fetcher_for
 from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
 from lightning_tpauc.data.sampler import BatchSizes, PosNegSampler, UniformSampler
 from tests.helpers.items import Items, N, X, Y, noisy, pair
-from tests.helpers.worlds import rank_of
+from tests.helpers.worlds import rank_of, training_of
 
 LABELS = Y.numpy()
 
 
 def sampler(kind=PosNegSampler):
-    return kind(np.flatnonzero(LABELS), np.flatnonzero(~LABELS), BatchSizes(3, 5, 4))
+    return kind(training_of(LABELS), BatchSizes(3, 5, 4))
 
 
 def loader(dataset=None, position=None, workers=0, kind=PosNegSampler):
@@ -69,7 +69,7 @@ def test_workers_change_nothing(kind):
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ranks_make_up_the_global_batch(size, workers):
-    whole = PosNegSampler(np.flatnonzero(LABELS), np.flatnonzero(~LABELS), BatchSizes(3 * size, 5 * size, 4 * size))
+    whole = PosNegSampler(training_of(LABELS), BatchSizes(3 * size, 5 * size, 4 * size))
     parts = []
     for rank in range(size):
         one = loader(Items(noisy), workers=workers)

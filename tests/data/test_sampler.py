@@ -10,19 +10,18 @@ import pytest
 from lightning_tpauc.data.sampler import (
     BatchSizes,
     FullSampler,
-    LabelRows,
     PosNegSampler,
     UniformSampler,
     World,
 )
 from lightning_tpauc.errors import DataError
-from tests.helpers.worlds import rank_of
+from tests.helpers.worlds import rank_of, training_of
 
 LABELS = np.arange(500) * 7 % 10 == 3
 
 
 def make(kind=PosNegSampler, labels=LABELS, sizes=(4, 6, 5), seed=0):
-    return kind(np.flatnonzero(labels), np.flatnonzero(~labels), BatchSizes(*sizes), seed)
+    return kind(training_of(labels), BatchSizes(*sizes), seed)
 
 
 def plans_of(sampler, rank, size, start=0, count=30):
@@ -89,9 +88,9 @@ def test_ranks_take_disjoint_slices_of_the_global_batch(size):
 
 
 def test_memory_beside_the_index_does_not_grow():
-    positives, negatives = np.arange(10**7), np.arange(10**7, 10**7 + 1000)
+    training = training_of(np.arange(10**7 + 1000) < 10**7)
     tracemalloc.start()
-    sampler = PosNegSampler(positives, negatives, BatchSizes(32, 32, 32))
+    sampler = PosNegSampler(training, BatchSizes(32, 32, 32))
     for plan in sampler.plans(10**6, 1000):
         assert plan.sizes.num_pos == 32
     _, peak = tracemalloc.get_traced_memory()
@@ -126,8 +125,9 @@ def test_refuses_more_negatives_than_there_are(sizes, name):
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_ranks_partition_the_training_set(size):
-    positives, negatives = np.array([8, 1, 5, 0]), np.array([2, 9, 4, 3, 6, 7, 10])
-    sampler = FullSampler(positives, negatives, BatchSizes(32, 32, 32))
+    labels = np.array([1, 1, 0, 0, 0, 1, 0, 0, 1, 0, 0])
+    positives, negatives = np.flatnonzero(labels), np.flatnonzero(labels == 0)
+    sampler = FullSampler(training_of(labels), BatchSizes(32, 32, 32))
     plans = [list(sampler.block(5, 7, World(rank, size))) for rank in range(size)]
     for k, step in enumerate((5, 6)):
         mine = [plan[k] for plan in plans]
@@ -160,8 +160,7 @@ ROWS = np.arange(3, N)
 
 
 def make_several(kind=PosNegSampler, labels=SEVERAL, sizes=(12, 10, 6), seed=0, rows=ROWS):
-    rows = LabelRows(labels, rows, tuple(f"label {k}" for k in range(labels.shape[1])))
-    return kind(rows.some_positive, rows.negatives, BatchSizes(*sizes), seed, label_rows=rows)
+    return kind(training_of(labels, rows), BatchSizes(*sizes), seed)
 
 
 def drawn(plan, labels=SEVERAL, rows=ROWS):
