@@ -211,12 +211,12 @@ class Comparison:
                 "Methods are compared on the same number of examples: pass `max_epochs` or `max_steps` of the Trainer."
             )
             raise ArgumentError(msg)
-        self.folder = Path(self.folder)
+        self._folder = Path(self.folder)
         self._methods = chosen_methods(self.methods)
         #: Of the default learning rate: half a power of ten apart, the default itself first.
         self.factors = [10.0 ** ((k + 1) // 2 / (2 if k % 2 else -2)) for k in range(self.trials)]
         self._rectangles = list(dict.fromkeys(check_rectangle(*r) for r in (self.rectangle, *self.rectangles)))
-        folds = [None] if self.folds is None else range(self.folds)
+        folds: Sequence[int | None] = [None] if self.folds is None else range(self.folds)
         self.runs = [Run(self.first_seed + k, fold) for k in range(self.seeds) for fold in folds]
         self._labels: Labels | None = None  # of data with several
         self._has_test = True
@@ -235,12 +235,12 @@ class Comparison:
         with _undisturbed():
             self._prepare()
             cells = [self._cell(m, factor, run) for run in self.runs for m in self._methods for factor in self.factors]
-            missing = [cell for cell in cells if not cell_path(self.folder, cell).is_file()]
+            missing = [cell for cell in cells if not cell_path(self._folder, cell).is_file()]
             if missing:
                 done = len(cells) - len(missing)
                 for _ in tqdm(self._train(missing), "training", len(cells), initial=done, smoothing=0):
                     pass
-            return write_report(self._results(), self.folder, self._repetitions())
+            return write_report(self._results(), self._folder, self._repetitions())
 
     # ---------------------------------------------------------------- what is to be done
 
@@ -294,7 +294,7 @@ class Comparison:
         return Cell(method.name, factor, run, content_digest(self._identities[run], description(own)))
 
     def _outcomes(self, method: Method, factor: float) -> list[Outcome]:
-        return [load_cell(self.folder, self._cell(method, factor, run)) for run in self.runs]
+        return [load_cell(self._folder, self._cell(method, factor, run)) for run in self.runs]
 
     # ---------------------------------------------------------------- doing it
 
@@ -317,7 +317,7 @@ class Comparison:
     def _train_cell(self, cell: Cell) -> None:
         method = next(method for method in self._methods if method.name == cell.method)
         common = cell, self._rectangles[0], self._lengths[cell.method]
-        save_cell(self.folder, cell, train_cell(self.setup, method, *common, test=self._has_test))
+        save_cell(self._folder, cell, train_cell(self.setup, method, *common, test=self._has_test))
 
     # ---------------------------------------------------------------- what came out
 
