@@ -55,13 +55,6 @@ class AUCM(Algorithm):
     stage_iterate = "last"
     step_sizes: ClassVar[dict[str, str]] = dict.fromkeys(("centres", "velocity", "anchor", "mean", "c"), "eta")
 
-    centres: Tensor
-    c: Tensor
-    velocity: Tensor
-    anchor: Tensor
-    mean: Tensor
-    stage_steps: Tensor
-
     def __init__(
         self,
         min_tpr: float = 0.5,

@@ -11,7 +11,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -135,6 +135,10 @@ class Algorithm(ABC):
     averages_iterates: bool = False
     #: Whether the next batch will do where :meth:`needs_scores` asks for scores that can't be had.
     starts_from_batch: bool = False
+
+    if TYPE_CHECKING:  # what is declared by `add_state`
+
+        def __getattr__(self, name: str) -> Tensor: ...
 
     def __init__(self, min_tpr: float = 0.5, max_fpr: float = 0.5) -> None:
         self.min_tpr, self.max_fpr = check_rectangle(min_tpr, max_fpr)
@@ -307,6 +311,7 @@ class Algorithm(ABC):
         if not any(weights):
             msg = f"Expected a `weight` above 0 of one label at least, but got {weights}."
             raise ArgumentError(msg)
+        self.choose_state(len(tasks))
         sizes = [int(task.num_positives) for task in tasks]
         self.num_positives, self.tasks, self._per_task = sum(sizes), tuple(tasks) if several else None, {}
         if several:
@@ -322,6 +327,9 @@ class Algorithm(ABC):
             setattr(self, name, values)
         self.positive_weights = None
         self.tightness = self.tightness  # the mean, for as many labels as there are now
+
+    def choose_state(self, num_labels: int) -> None:
+        """Called by :meth:`setup` before it allocates, for state that depends on the number of labels."""
 
     def to(self, device: torch.device | str) -> Self:
         """Move the state; returns itself."""
@@ -582,8 +590,6 @@ class PairwiseAlgorithm(Algorithm):
     :attr:`score_slope` and 1 over it.
     """
 
-    loss_unit: Tensor
-
     def __init__(
         self,
         min_tpr: float,
@@ -619,6 +625,16 @@ class PairwiseAlgorithm(Algorithm):
             scale=1.0 / slope if self.scale is None else self.scale,
         )
         self._constant_loss = float(self.surrogate.value(torch.zeros((), dtype=torch.float64, device="cpu")))
+
+    def require_monotone_if_exact(self, *arguments: str) -> None:
+        """Raise :class:`ArgumentError` if one of them asks for an exact solution that the surrogate does not have."""
+        exact = [name for name in arguments if getattr(self, name) == "exact"]
+        if exact and not self.surrogate.monotone:
+            msg = (
+                f"`{exact[0]}='exact'` needs a non-decreasing surrogate, but {self.surrogate.name!r} falls again left "
+                "of -margin. Set `dual_init='zeros'` and `stage_restart='ones'`, or use 'squared_hinge'."
+            )
+            raise ArgumentError(msg)
 
     def diagnostics(self) -> dict[str, Tensor]:
         """The unit of the loss; 0 where nothing is measured in it."""

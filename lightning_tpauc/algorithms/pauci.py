@@ -113,11 +113,6 @@ class PAUCI(RecursiveAlgorithm):
     default_lr = 0.002
     step_sizes: ClassVar[dict[str, str]] = dict.fromkeys(("variables", "previous_variables", "estimate"), "nu")
 
-    variables: Tensor
-    previous_variables: Tensor
-    estimate: Tensor
-    steps: Tensor
-
     def __init__(
         self,
         min_tpr: float = 0.5,

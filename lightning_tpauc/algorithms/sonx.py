@@ -9,17 +9,10 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.algorithms.base import PairwiseAlgorithm, PreviousScores, TrainingScores, scores_of_tasks
-from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional import staco as lines
 from lightning_tpauc.functional.checks import check_choice, require_range
 from lightning_tpauc.functional.duals import activate_ties, exact_duals, nudge_down
 from lightning_tpauc.functional.pairwise import Pairs, put_
-from lightning_tpauc.functional.staco import (
-    excess_weights,
-    global_threshold_step,
-    minmax_loss,
-    per_positive_risk,
-    threshold_step,
-)
 from lightning_tpauc.functional.surrogates import Surrogate
 
 
@@ -76,13 +69,6 @@ class SONX(PairwiseAlgorithm):
 
     step_sizes: ClassVar[dict[str, str]] = {"s": "beta", "s_replaced": "beta", "s_prime": "beta_prime"}
 
-    u: Tensor
-    s: Tensor
-    s_prime: Tensor
-    s_replaced: Tensor
-    s_changed_at: Tensor
-    steps: Tensor
-
     def __init__(
         self,
         min_tpr: float = 0.5,
@@ -104,13 +90,8 @@ class SONX(PairwiseAlgorithm):
         self.beta = require_range("beta", beta, 0.0)
         self.beta_prime = require_range("beta_prime", beta_prime, 0.0)
         check_choice(dual_init, "dual_init", ("exact", "ones", "zeros"))
-        if dual_init == "exact" and not self.surrogate.monotone:
-            msg = (
-                f"`dual_init='exact'` needs a non-decreasing surrogate, but got {self.surrogate.name!r}: the hardest "
-                "negatives differ between positives. Set `dual_init='zeros'`, or use 'squared_hinge'."
-            )
-            raise ArgumentError(msg)
         self.dual_init = dual_init
+        self.require_monotone_if_exact("dual_init")
         self.needs_previous = "scores" if self.gamma > 0 else None
         start = 1.0 if dual_init == "ones" else 0.0
         self.add_state("u", "positive")
@@ -155,21 +136,21 @@ class SONX(PairwiseAlgorithm):
         s, (theta0, theta1) = self.s[index], self.thetas()
         unit, _ = self.update_units(pos_scores, neg_scores, bounded=True)
         pairs = Pairs(pos_scores, neg_scores, s, self.surrogate)
-        risk = per_positive_risk(s, pairs.excess, theta1)
+        risk = lines.per_positive_risk(s, pairs.excess, theta1)
         u = self.u[index].where(self.s_changed_at[index] >= 0, risk)
         selected = (u > self.s_prime).to(u.dtype)  # theta_0 q_i
-        weighted = pairs.weighted_sum(excess_weights(selected, theta0, theta1))
-        loss = minmax_loss(weighted, selected, s, self.s_prime, theta0) / unit
+        weighted = pairs.weighted_sum(lines.excess_weights(selected, theta0, theta1))
+        loss = lines.minmax_loss(weighted, selected, s, self.s_prime, theta0) / unit
         u = (1.0 - self.tau) * u + self.tau * risk
         if previous is not None:
             before = self.s_replaced[index].where(self.s_changed_at[index] == self.steps - 1, s)
             pos, neg = (scores.detach() for scores in previous)
             excess = Pairs(pos, neg, before, self.surrogate).excess
-            u = u + self.gamma * (risk - per_positive_risk(before, excess, theta1))
+            u = u + self.gamma * (risk - lines.per_positive_risk(before, excess, theta1))
         beta = self.step_scale * self.beta * unit / selected.numel()
-        new = threshold_step(s, selected, pairs.active, beta, theta0, theta1)
+        new = lines.threshold_step(s, selected, pairs.active, beta, theta0, theta1)
         beta_prime = self.step_scale * self.beta_prime * unit
-        self.s_prime.copy_(global_threshold_step(self.s_prime, selected.mean(), beta_prime, theta0))
+        self.s_prime.copy_(lines.global_threshold_step(self.s_prime, selected.mean(), beta_prime, theta0))
         put_(self.u, index, u)
         put_(self.s_replaced, index, s)
         put_(self.s, index, new)

@@ -168,9 +168,6 @@ class SOTAs(PairwiseAlgorithm):
 
     takes_tasks = True
 
-    log_u: Tensor
-    log_v: Tensor
-
     def __init__(
         self,
         min_tpr: float = 0.5,

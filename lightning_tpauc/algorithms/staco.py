@@ -9,8 +9,9 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_tpauc.algorithms.base import PairwiseAlgorithm, Task, TrainingScores, scores_of_tasks
+from lightning_tpauc.algorithms.base import PairwiseAlgorithm, TrainingScores, scores_of_tasks
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
+from lightning_tpauc.functional import staco as lines
 from lightning_tpauc.functional.checks import check_choice, require_positive, require_range
 from lightning_tpauc.functional.duals import (
     activate_ties,
@@ -20,24 +21,7 @@ from lightning_tpauc.functional.duals import (
     border_weights,
     exact_duals,
 )
-from lightning_tpauc.functional.pairwise import (
-    Pairs,
-    TaskMasks,
-    add_,
-    column,
-    in_play,
-    masked_mean,
-    put_,
-    there,
-)
-from lightning_tpauc.functional.staco import (
-    dual_weight_step,
-    excess_weights,
-    global_threshold_step,
-    minmax_loss,
-    per_positive_risk,
-    threshold_step,
-)
+from lightning_tpauc.functional.pairwise import Pairs, TaskMasks, add_, column, in_play, masked_mean, put_, there
 from lightning_tpauc.functional.surrogates import Surrogate
 
 
@@ -78,12 +62,6 @@ class PerPositiveDuals:
     average of s over a stage costs O(S) a step, since only the S sampled entries change. With the change
     :math:`\Delta_{k,i}` of entry i in step k, the moment :math:`M_i = \sum_k (k - 1) \Delta_{k,i}` gives the mean of
     the K iterates as :math:`s_{K,i} - M_i / K`: the change of step k is missing from the k - 1 iterates before it.
-
-    Args:
-        algorithm: whose variables these are; its settings are complete.
-
-    Raises:
-        ArgumentError: if its settings do not suit the kind.
     """
 
     #: Kind of the thresholds' state: whether a step changes those of its positives, or all.
@@ -92,26 +70,11 @@ class PerPositiveDuals:
     starts_from_batch: ClassVar[bool] = False
 
     def __init__(self, algorithm: STACO) -> None:
-        if (msg := self.misfit(algorithm)) is not None:
-            raise ArgumentError(msg)
         others = set(algorithm._specs)
         self.own = algorithm
         self.declare()
         self.names = set(algorithm._specs) - others
         algorithm.starts_from_batch = self.starts_from_batch
-
-    @staticmethod
-    def misfit(algorithm: STACO) -> str | None:
-        """Why an algorithm with these arguments can't have such variables; ``None`` if it can."""
-        used = ("dual_init", "stage_restart") if algorithm.has_stages else ("dual_init",)
-        exact = [name for name in used if getattr(algorithm, name) == "exact"]
-        if not exact or algorithm.surrogate.monotone:
-            return None
-        return (
-            f"`{exact[0]}='exact'` needs a non-decreasing surrogate, but {algorithm.surrogate.name!r} falls again on "
-            "the left of -margin, so the hardest negatives differ between positives. "
-            "Set `dual_init='zeros'` and `stage_restart='ones'`, or use 'squared_hinge'."
-        )
 
     def declare(self) -> None:
         """Add the variables to the algorithm's state."""
@@ -136,7 +99,7 @@ class PerPositiveDuals:
     def ascend(self, batch: Batch, risk: Tensor) -> Tensor:
         """Line 1: the new dual weights ``(S,)`` of the sampled positives, given their risks."""
         alpha, y = self.own.step_scale * self.own.alpha / batch.unit, self.own.y.take(batch.index)
-        y = there(dual_weight_step(y, risk, self.own.s_prime, alpha, batch.thetas[0]), batch.pos_mask)
+        y = there(lines.dual_weight_step(y, risk, self.own.s_prime, alpha, batch.thetas[0]), batch.pos_mask)
         put_(self.own.y, batch.index, y)
         return y
 
@@ -148,7 +111,7 @@ class PerPositiveDuals:
         self.descend_thresholds(batch, s, y, active, self.own.step_scale * self.own.beta * unit, gamma)
         mean = masked_mean(y, batch.pos_mask)
         beta_prime = self.own.step_scale * self.own.beta_prime * unit
-        s_prime = global_threshold_step(self.own.s_prime, mean, beta_prime, batch.thetas[0])
+        s_prime = lines.global_threshold_step(self.own.s_prime, mean, beta_prime, batch.thetas[0])
         self.own.s_prime.copy_(in_play(s_prime, self.own.s_prime, masks))
         self.own.stage_steps.add_(1 if masks is None else masks.pos.any(-1))
         self.own.s_prime_sum.add_(in_play(self.own.s_prime, 0.0, masks))
@@ -158,7 +121,7 @@ class PerPositiveDuals:
     ) -> None:
         """Line 2."""
         anchor = self.own.s_anchor.take(batch.index) if self.own.has_stages else None
-        new = threshold_step(s, y, active, beta, *batch.thetas, anchor=anchor, gamma=gamma)
+        new = lines.threshold_step(s, y, active, beta, *batch.thetas, anchor=anchor, gamma=gamma)
         new = new if batch.masks is None else torch.where(batch.masks.pos, new, s)
         put_(self.own.s, batch.index, new)
         add_(self.own.s_moments, batch.index, (new - s) * column(self.own.stage_steps))
@@ -251,18 +214,16 @@ class TrackedDuals(PerPositiveDuals):
         """They need a monotone surrogate, and have nothing that steers the other kind."""
         if not algorithm.surrogate.monotone:
             return (
-                f"`duals='tracked'` needs a non-decreasing surrogate, but {algorithm.surrogate.name!r} falls again on "
-                "the left of -margin, so no one score is the border for all. Set `duals='per_positive'` with "
-                "`dual_init='zeros'` and `stage_restart='ones'`, or use 'squared_hinge'."
+                f"`duals='tracked'` needs a non-decreasing surrogate, but {algorithm.surrogate.name!r} falls again. "
+                "Set `duals='per_positive'`, `dual_init='zeros'` and `stage_restart='ones'`, or use 'squared_hinge'."
             )
-        for name, default in _STEERING.items():
-            value = getattr(algorithm, name)
-            if value != default:
-                return (
-                    f"`{name}={value!r}` is for dual variables that each positive has of its own, which "
-                    f"duals='tracked' does without. Leave out `{name}`, or set `duals='per_positive'`."
-                )
-        return None
+        wrong = [name for name, default in _STEERING.items() if getattr(algorithm, name) != default]
+        if not wrong:
+            return None
+        return (
+            f"`{wrong[0]}={getattr(algorithm, wrong[0])!r}` is for dual variables of each positive, which "
+            f"duals='tracked' does without. Leave out `{wrong[0]}`, or set `duals='per_positive'`."
+        )
 
     def declare(self) -> None:
         """Two borders, and how many steps they have followed."""
@@ -409,18 +370,6 @@ class STACO(PairwiseAlgorithm):
     }
     averages_iterates = True
 
-    active_share: Tensor
-    y: Tensor
-    s: Tensor
-    s_prime: Tensor
-    s_anchor: Tensor
-    s_moments: Tensor
-    s_prime_sum: Tensor
-    stage_steps: Tensor
-    neg_border: Tensor
-    pos_border: Tensor
-    border_steps: Tensor
-
     def __init__(
         self,
         min_tpr: float = 0.5,
@@ -451,6 +400,10 @@ class STACO(PairwiseAlgorithm):
         self.duals, self.dual_init, self.stage_restart = duals, dual_init, stage_restart
         self.share_negatives = share_negatives
         self.needs_dual_negatives, self.has_stages = not share_negatives, math.isfinite(self.gamma)
+        if duals == "tracked" and (msg := TrackedDuals.misfit(self)) is not None:
+            raise ArgumentError(msg)
+        if duals != "tracked":
+            self.require_monotone_if_exact("dual_init", *(["stage_restart"] if self.has_stages else []))
         self.add_state("active_share", "scalar", fill=1.0)
         self._duals: PerPositiveDuals = self.kinds_of_duals[duals or "per_positive"](self)
         #: Whether the dual variables of each task have their start.
@@ -478,24 +431,15 @@ class STACO(PairwiseAlgorithm):
         """Whether the exact solution is asked for."""
         return self.dual_init == "exact" if event == "start" else self.has_stages and self.stage_restart == "exact"
 
-    def setup(
-        self,
-        num_positives: int | Sequence[int | Task],
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        """Allocate 16 bytes a positive in single precision, none if tracked; see :meth:`Algorithm.setup`."""
-        several = isinstance(num_positives, Sequence) and len(num_positives) > 1
-        tracks = several and "tracked" in self.kinds_of_duals and TrackedDuals.misfit(self) is None
+    def choose_state(self, num_labels: int) -> None:
+        """16 bytes a positive in single precision, none if tracked."""
+        tracks = num_labels > 1 and "tracked" in self.kinds_of_duals and TrackedDuals.misfit(self) is None
         kind = self.kinds_of_duals[self.duals or ("tracked" if tracks else "per_positive")]
         if type(self._duals) is not kind:
             for name in self._duals.names:
                 del self._specs[name]
             self._duals = kind(self)
-        super().setup(num_positives, device=device, dtype=dtype)
-        from_scores = self.dual_init == "exact" and not self.starts_from_batch
-        self._started = [not from_scores] * (self.num_tasks or 1)
+        self._started = [self.dual_init != "exact" or self.starts_from_batch] * num_labels
 
     # ---------------------------------------------------------------- one step
 
@@ -518,10 +462,10 @@ class STACO(PairwiseAlgorithm):
         dual = None if self.share_negatives else dual_neg_scores
         pairs = Pairs(pos_scores, neg_scores, s, self.surrogate, masks, dual)
         # line 1, on the dual negatives
-        y = self._duals.ascend(batch, per_positive_risk(s, pairs.dual_excess, theta1))
+        y = self._duals.ascend(batch, lines.per_positive_risk(s, pairs.dual_excess, theta1))
         # line 3, the loss for the weights, on the other negatives
-        weighted = pairs.weighted_sum(excess_weights(y, theta0, theta1, pos_mask))
-        loss = minmax_loss(weighted, y, s, self._duals.global_threshold, theta0, pos_mask) / of_loss
+        weighted = pairs.weighted_sum(lines.excess_weights(y, theta0, theta1, pos_mask))
+        loss = lines.minmax_loss(weighted, y, s, self._duals.global_threshold, theta0, pos_mask) / of_loss
         # lines 2 and 4
         self._duals.descend(batch, s, y, pairs.active)
         share = in_play(masked_mean(pairs.active * y, pos_mask), self.active_share, masks)

@@ -92,19 +92,11 @@ def as_pair(preds: Any, target: Any, device: torch.device | None = None) -> tupl
 
 
 def rankable(scores: Tensor) -> Tensor:
-    """Detached scores in a dtype that every sort knows, float32, float64 or int64, never narrower than they came.
-
-    Raises:
-        ArgumentError: if a score is an unsigned integer that int64 does not hold.
-    """
+    """Detached scores in a dtype that every sort knows, float32, float64 or int64, never narrower than they came."""
     scores = scores.detach()
     if scores.is_floating_point():
         return scores if scores.dtype in (torch.float32, torch.float64) else scores.to(torch.float32)
-    whole = scores.to(torch.int64)
-    if scores.dtype == torch.uint64 and bool((whole < 0).any()):  # the largest would wrap and rank lowest
-        msg = "Expected scores below 2^63, but got larger ones of torch.uint64. Convert them with `.double()`."
-        raise ArgumentError(msg)
-    return whole
+    return scores.to(torch.int64)
 
 
 def check_rectangle(min_tpr: float, max_fpr: float) -> tuple[float, float]:

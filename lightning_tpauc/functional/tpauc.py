@@ -49,6 +49,7 @@ Rates = float | Sequence[float] | Tensor | np.ndarray[Any, Any] | None
 Thresholds = int | Sequence[float] | Tensor | np.ndarray[Any, Any] | None
 
 
+@eager
 def two_way_partial_auroc(
     preds: Any,
     target: Any,
@@ -115,21 +116,16 @@ def two_way_partial_auroc(
         >>> two_way_partial_auroc(preds, target, [0.0, 0.5], task="multilabel", num_labels=2, average=None)
         tensor([0.5000, 1.0000], dtype=torch.float64)
     """
-    return _area(
-        preds, target, min_tpr, max_fpr, thresholds, ignore_index, validate_args, task, num_classes, num_labels, average
+    asked = AskedAreas(
+        min_tpr, max_fpr, thresholds, ignore_index, validate_args, task, num_classes, num_labels, average
     )
-
-
-@eager
-def _area(preds: Any, target: Any, *arguments: Any) -> Tensor:
-    asked = AskedAreas(*arguments)
     preds, target = asked.checked(preds, target)
     scores, labels = preds.reshape(-1, *asked.row), asked.columns(target)
     if asked.thresholds is None:
         areas = asked.exact(scores, labels)
     else:
         counts = confusion_counts(scores, labels, asked.thresholds)
-        areas = asked.binned(counts, counts.new_zeros(asked.row) if asked.validate_args else count_nan(scores, labels))
+        areas = asked.binned(counts, counts.new_zeros(asked.row) if validate_args else count_nan(scores, labels))
     return asked.averaged(areas).to(preds.device if preds.device.type != "mps" else "cpu")  # which knows no float64
 
 
@@ -168,7 +164,7 @@ class AskedAreas:
         num_labels: Any,
         average: Any,
     ) -> None:
-        _check_task(task, min_tpr, num_classes, num_labels, average)
+        _check_task(task, num_classes, num_labels, average)
         count = num_classes if num_labels is None else num_labels
         if validate_args:
             if num_classes is not None:
@@ -250,17 +246,11 @@ def _by_column(values: Tensor) -> Tensor:
     return values.detach().reshape(len(values), math.prod(values.shape[1:])).T.contiguous()
 
 
-def _check_task(task: Any, min_tpr: Any, num_classes: Any, num_labels: Any, average: Any) -> None:
-    if isinstance(min_tpr, str):
-        msg = f"Expected `min_tpr` to be a number in [0, 1), but got {min_tpr!r}. Name the task: `task={min_tpr!r}`."
-        raise ArgumentError(msg)
+def _check_task(task: Any, num_classes: Any, num_labels: Any, average: Any) -> None:
     check_choice(task, "task", ("binary", "multiclass", "multilabel"))
     for name, value, owner in (("num_classes", num_classes, "multiclass"), ("num_labels", num_labels, "multilabel")):
-        if value is None and task == owner:
-            msg = f"Expected `{name}` with `task='{owner}'`, but got none."
-            raise ArgumentError(msg)
-        if value is not None and task != owner:
-            msg = f"Expected `{name}` only with `task='{owner}'`, but got {value!r} with `task={str(task)!r}`."
+        if (value is not None) != (task == owner):
+            msg = f"Expected `{name}` with `task='{owner}'` and only there, but got {value!r} with `task={task!r}`."
             raise ArgumentError(msg)
     if task == "binary" and average != "macro":
         msg = f"Expected `average` only with several labels or classes, but got {average!r} with `task='binary'`."

@@ -300,7 +300,7 @@ CHOICES = "to be one of 'exact', 'ones', 'zeros', but got 'one'"
         (PAUCI, {"kappa": 0.0}, r"Expected `kappa` to be a number in \(0, inf\), but got 0.0"),
         (PAUCI, {"m": 0.5}, r"Expected `m` to be a number in \[1, inf\), but got 0.5"),
         (SONX, {"tau": 0.0}, r"Expected `tau` to be a number in \(0, 1\], but got 0.0"),
-        (SONX, {"dual_init": "exact", "surrogate": "square"}, "needs a non-decreasing surrogate, but got 'square'"),
+        (SONX, {"dual_init": "exact", "surrogate": "square"}, "needs a non-decreasing surrogate, but 'square'"),
         (SOTA, {"gamma": math.inf}, "Expected `gamma` to be"),
         (SOTAs, {"lam": 0.0}, r"Expected `lam` to be a number in \(0, inf\), but got 0.0"),
         (CrossEntropy, {"pos_weight": math.nan}, r"Expected `pos_weight` to be a number in \(0, inf\), but got nan"),
@@ -308,7 +308,7 @@ CHOICES = "to be one of 'exact', 'ones', 'zeros', but got 'one'"
         (STACO, {"gamma": "5"}, r"`gamma` to be above 0 \(infinity: STACO1\), but got '5'"),
         (STACO, {"dual_init": "one"}, f"`dual_init` {CHOICES}"),
         (STACO, {"stage_restart": "zeros"}, "`stage_restart` to be one of 'exact', 'ones', but got 'zeros'"),
-        (STACO, {"surrogate": "square"}, "`dual_init='exact'` needs a non-decreasing surrogate, but 'square' falls"),
+        (STACO, {"surrogate": "square"}, "`dual_init='exact'` needs a non-decreasing surrogate, but 'square'"),
         (STACO, {"duals": "exact"}, "`duals` to be one of 'per_positive', 'tracked', but got 'exact'"),
         (STACO, {"duals": "tracked", "surrogate": "square"}, "`duals='tracked'` needs a non-decreasing surrogate"),
         *(

@@ -11,7 +11,6 @@ from tests.helpers.problems import paper_sota, paper_sotas
 from tests.helpers.tolerances import assert_close
 from tests.reference.sota import Reference
 from tests.reference.sotas import Reference as SoftReference
-from tests.reference.sotas import soft_objective
 from tests.reference.units import Unit
 
 STEP_SIZES = {"alpha": 0.3, "beta": 0.7, "beta_prime": 0.1, "gamma": 2.0}
@@ -69,15 +68,6 @@ def test_trajectory_of_sotas_is_that_of_loops(step_units, surrogate, lam, lam_pr
         assert_close(loop.w.detach(), expected.w, "trajectory64")
         assert_close(algorithm.log_v, math.log(expected.v), "trajectory64")
         assert_close(algorithm.log_u[index], [math.log(expected.u[i]) for i in index], "trajectory64")
-
-
-def test_with_rates_of_one_the_soft_objective_is_that_of_loops():
-    pos, neg = random_scores()
-    algorithm = paper_sotas(lam=0.5, lam_prime=2.0, gamma0=1.0, gamma1=1.0)
-    algorithm.setup(6, dtype=torch.float64)
-    algorithm(pos, neg, index=torch.arange(6))
-    expected = soft_objective(pos.tolist(), neg.tolist(), "squared_hinge", 0.5, 2.0)
-    assert_close(algorithm.diagnostics()["soft_objective"], expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -123,22 +123,6 @@ def test_shared_negatives_equal_two_batches_that_happen_to_be_the_same():
     assert twice.needs_dual_negatives
 
 
-def test_exact_start_solves_the_duals_of_the_training_scores():
-    generator = torch.Generator().manual_seed(0)
-    pos, neg = make_data(generator=generator)
-    w = torch.randn(DIM, generator=generator, dtype=torch.float64)
-    algorithm = paper_staco(0.6, 0.3)
-    algorithm.setup(NUM_POS, dtype=torch.float64)
-    assert algorithm.needs_scores("start")
-    assert not algorithm.needs_scores("restart"), "STACO1 has one stage"
-    algorithm.start(TrainingScores(pos @ w, neg @ w))
-    s, y, s_prime = exact_duals(pos @ w, neg @ w, 0.6, 0.3, **PAPER_LOSS)
-    assert_close(algorithm.s, s)
-    assert_close(algorithm.y, y)
-    assert_close(algorithm.s_prime, s_prime)
-    assert_close(algorithm.y.mean(), 0.4)
-
-
 def test_exact_restart_replaces_anchor_and_duals():
     generator = torch.Generator().manual_seed(0)
     pos, neg = make_data(generator=generator)

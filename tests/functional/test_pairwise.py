@@ -130,15 +130,6 @@ def test_single_and_half_precision(name, method):
         assert_equal_to_loops(terms_of(args, name, method), args, name, "float32")
 
 
-@pytest.mark.parametrize("name", SORTABLE)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_dense_and_sorted_agree_at_size(name, dtype):
-    args = draw(300, 2000, seed=3, dtype=dtype, low=-0.1)
-    dense, ordered = (terms_of(args, name, method) for method in ("dense", "sorted"))
-    for field in FIELDS:
-        assert_close(getattr(ordered, field), getattr(dense, field), "float64" if dtype == torch.float64 else "float32")
-
-
 @each_way
 def test_no_positives_give_empty_results(name, method):
     empty = torch.zeros(0)

@@ -146,10 +146,10 @@ CLASSES = {"task": "multiclass", "num_classes": 3}
     ("arguments", "message"),
     [
         ({"task": "labels"}, "`task` to be one of 'binary', 'multiclass', 'multilabel', but got 'labels'"),
-        ({"task": "multilabel"}, "Expected `num_labels` with `task='multilabel'`"),
-        ({"num_labels": 3}, "Expected `num_labels` only with `task='multilabel'`, but got 3 with `task='binary'`"),
+        ({"task": "multilabel"}, "Expected `num_labels` with `task='multilabel'` and only there, but got None"),
+        ({"num_labels": 3}, "`num_labels` with `task='multilabel'` and only there, but got 3 with `task='binary'`"),
         ({"average": None}, "Expected `average` only with several labels or classes"),
-        ({"min_tpr": "multilabel", "num_labels": 3}, "Name the task: `task='multilabel'`"),
+        ({**LABELS, "min_tpr": "multilabel"}, "`min_tpr` to be a number"),
         ({**LABELS, "average": "micro"}, r"but got 'micro'. To pool scores of all labels, pass `.flatten\(\)`"),
         ({**CLASSES, "num_classes": 1}, "`num_classes` to be a whole number of at least 2, but got 1"),
         ({**LABELS, "min_tpr": [0.1, 0.2]}, "`min_tpr` to be one number, or one for each of the 3 labels, but got 2"),
