@@ -95,6 +95,27 @@ def uneven_columns(inputs: Any, model: nn.Module) -> str | None:
     )
 
 
+def look_at_rectangle(algorithm: Algorithm, trainer: Trainer) -> None:
+    """Warn if it holds too few examples of a PosNegDataModule's batch, or if its bounds seem to be swapped."""
+    low, high = algorithm.min_tpr, algorithm.max_fpr
+    plans: Any = getattr(trainer.train_dataloader, "batch_plans", None)
+    if algorithm.can_shrink_rectangle and algorithm.task_sizes is None and hasattr(plans, "most_positives"):
+        sizes = plans.global_sizes(trainer.world_size)
+        few = few_pairs("positives", low, sizes.num_pos, plans.most_positives)
+        advise(few or few_pairs("negatives", high, sizes.num_neg, len(plans.negatives) or math.inf))
+    if 0.0 < low <= 0.2 and 0.8 <= high < 1.0:
+        advise(
+            f"min_tpr={low:g} and max_fpr={high:g} demand little: to find {low:g} of the positives with false alarms "
+            f"for {high:g} of the negatives. If {high:g} should be found, pass min_tpr={high:g} and max_fpr={low:g}."
+        )
+
+
+def advise(message: str | None) -> None:
+    """Warn with ``message``, unless it is ``None``."""
+    if message is not None:
+        rank_zero_warn(message, category=TPAUCAdvice)
+
+
 # ---------------------------------------------------------------- advice on how a training goes
 
 #: A model whose loss over all pairs is below this share of l(0), that of a constant model, has learnt something.
@@ -103,36 +124,13 @@ _GOOD = 0.8
 _EXPLODED = 3.0
 
 
-class Adviser:
-    """Warns of each topic once per run."""
+class LossWatch:
+    """Warns once in a training if its learning rate is too large."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
-        self._lowest, self._highest = math.inf, 0.0
+        self._lowest, self._highest, self._has_warned = math.inf, 0.0, False
 
-    def say(self, topic: str, message: str | None) -> None:
-        """Warn with ``message``, unless it is ``None`` or there was a warning of this ``topic`` before."""
-        if message is not None and topic not in self._said:
-            self._said.add(topic)
-            rank_zero_warn(message, category=TPAUCAdvice)
-
-    def look_at_rectangle(self, algorithm: Algorithm, trainer: Trainer) -> None:
-        """Warn if it holds too few examples of a PosNegDataModule's batch, or if its bounds seem to be swapped."""
-        low, high = algorithm.min_tpr, algorithm.max_fpr
-        plans: Any = getattr(trainer.train_dataloader, "batch_plans", None)
-        if algorithm.can_shrink_rectangle and algorithm.task_sizes is None and hasattr(plans, "most_positives"):
-            sizes = plans.global_sizes(trainer.world_size)
-            few = few_pairs("positives", low, sizes.num_pos, plans.most_positives)
-            self.say("pairs", few or few_pairs("negatives", high, sizes.num_neg, len(plans.negatives) or math.inf))
-        if 0.0 < low <= 0.2 and 0.8 <= high < 1.0:
-            self.say(
-                "demand",
-                f"min_tpr={low:g} and max_fpr={high:g} demand little: to find {low:g} of the positives with false "
-                f"alarms for {high:g} of the negatives. If {high:g} should be found, pass min_tpr={high:g} and "
-                f"max_fpr={low:g}.",
-            )
-
-    def look_at_losses(self, module: ScoringModel, *, at_end: bool = False) -> None:
+    def look(self, module: ScoringModel, *, at_end: bool = False) -> None:
         """Warn if the learning rate has spoilt a model that had learnt something; at the end also if it never did.
 
         A model that is good on its training data has learnt them by heart. Its growing scores make a few validation
@@ -141,12 +139,12 @@ class Adviser:
         validated, training = losses_of(module)
         constant = validated >= 1.0 and not training < 1.0
         exploded = at_end and (training >= _EXPLODED or (constant and self._highest >= _EXPLODED))
-        if exploded or (constant and self._lowest < _GOOD):
-            self.say(
-                "rate",
+        if (exploded or (constant and self._lowest < _GOOD)) and not self._has_warned:
+            self._has_warned = True
+            advise(
                 f"The loss over all pairs is {validated:.2g} times that of a model that gives all the same score, and "
                 f"{training:.2g} times on training batches: the learning rate is too large. Lower the optimizer's "
-                "`lr`, and standardise the inputs.",
+                "`lr`, and standardise the inputs."
             )
         self._lowest = min(self._lowest, math.inf if math.isnan(validated) else validated)
         self._highest = max(self._highest, 0.0 if math.isnan(training) else training)

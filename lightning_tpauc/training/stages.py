@@ -42,9 +42,11 @@ from lightning_tpauc.training.checkpoint import (
     restore,
 )
 from lightning_tpauc.training.guards import (
-    Adviser,
+    LossWatch,
+    advise,
     columns_not_finite,
     diagnose,
+    look_at_rectangle,
     lower_the_rate,
     require_agreement,
     say_which_weights,
@@ -142,7 +144,7 @@ class StageCallback(SavesTraining):
         self.every_n_epochs, self.every_n_steps, self.growth = every_n_epochs, every_n_steps, growth
         self.averaging, self.shrink_rectangle, self.keep_best = averaging, shrink_rectangle, keep_best
         self.scores, self.batch_norm = scores, batch_norm
-        self._adviser = Adviser()
+        self._losses = LossWatch()
         self._batches_before = 0
 
     def stage_length(self, stage: int, steps_per_epoch: float) -> int:
@@ -201,8 +203,8 @@ class StageCallback(SavesTraining):
         prebuild_ddp_buckets(trainer)
         prepare_schedulers(trainer)
         self._allocate(trainer, module)
-        self._adviser = Adviser()
-        self._adviser.look_at_rectangle(module.algorithm, trainer)
+        self._losses = LossWatch()
+        look_at_rectangle(module.algorithm, trainer)
         if module.training_state.phase is Phase.LOADED:
             restore(module)
         else:
@@ -252,7 +254,7 @@ class StageCallback(SavesTraining):
             )
             raise UnsupportedError(msg)
         if state.batches_seen == 1:
-            self._adviser.say("columns", uneven_columns(batch.inputs, module))
+            advise(uneven_columns(batch.inputs, module))
         if module.algorithm.has_stages:
             average: IterateAverage = state.average
             if average.count >= self.stage_length(average.stage, trainer.num_training_batches):
@@ -293,7 +295,7 @@ class StageCallback(SavesTraining):
             step_plateau_schedulers(trainer, state.batches_seen, "validation")
             if state.rectangle_schedule is not None:
                 state.rectangle_schedule.held_out = state.held_out_ratios
-            self._adviser.look_at_losses(module)
+            self._losses.look(module)
             state.note_validation(*validated_areas(trainer.callback_metrics), module.operating_point)
 
     @override
@@ -306,7 +308,7 @@ class StageCallback(SavesTraining):
         module: ScoringModel = pl_module
         state = module.training_state
         self._leave_result(trainer, module)
-        self._adviser.look_at_losses(module, at_end=True)
+        self._losses.look(module, at_end=True)
         if state.rectangle_schedule is not None:
             names = None if module.trained_labels is None else module.trained_labels.names
             state.rectangle_schedule.say_if_held(names, lambda: score_next_batches(module, 16))

@@ -14,7 +14,7 @@ from torch import nn
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.errors import NonFiniteError, TPAUCAdvice
-from lightning_tpauc.training.guards import Adviser, uneven_columns
+from lightning_tpauc.training.guards import LossWatch, look_at_rectangle, uneven_columns
 from tests.helpers.problems import bare_trainer, noisy_labels
 
 
@@ -34,7 +34,7 @@ def said(speak):
 )
 def test_rectangles_that_may_be_meant(rectangle):
     trainer = SimpleNamespace(train_dataloader=None)
-    assert said(lambda: Adviser().look_at_rectangle(STACO(*rectangle), trainer)) == []
+    assert said(lambda: look_at_rectangle(STACO(*rectangle), trainer)) == []
 
 
 def test_bounds_taken_for_each_other_are_said_once():
@@ -79,14 +79,14 @@ def looked(steps, *, end=False):
     constant = float(algorithm.surrogate.value(torch.zeros(())))
 
     def look():
-        adviser = Adviser()
+        watch = LossWatch()
         for validated, training in steps:
             algorithm.loss_unit.fill_(training * constant)
             state = SimpleNamespace(held_out_ratios=[[validated, 0.0]])
             module = SimpleNamespace(algorithm=algorithm, training_state=state)
-            adviser.look_at_losses(module)
+            watch.look(module)
         if end:
-            adviser.look_at_losses(module, at_end=True)
+            watch.look(module, at_end=True)
 
     return said(look)
 
