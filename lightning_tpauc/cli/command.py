@@ -215,9 +215,11 @@ class TPAUCCLI(LightningCLI):
         options = saved.get("hyper_parameters", {})
         class_path = options.pop("_class_path", None)  # missing unless the command line wrote it
         options.pop("_instantiator", None)
-        model = {"class_path": class_path, "dict_kwargs": options}
+        if class_path is None:
+            return
         try:
-            self._subcommand_parsers[subcommand].set_defaults({"model": model} if class_path else {})
+            model = {"class_path": class_path, "dict_kwargs": options}
+            self._subcommand_parsers[subcommand].set_defaults({"model": model})
         except Exception as error:  # of whatever class the checkpoint names
             rank_zero_warn(f"The options in the checkpoint {path!r} are not used: {error}", category=TPAUCWarning)
 
@@ -230,8 +232,7 @@ class TPAUCCLI(LightningCLI):
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
         if subcommand not in ("fit", "compare") and kwargs.get("ckpt_path") is None and not SLURMEnvironment.detect():
             rank_zero_warn(
-                "No `--ckpt_path` is given: the model is evaluated as it was made, untrained unless its class loads "
-                "weights.",
+                "No `--ckpt_path` is given: the model is untrained, unless its class loads weights.",
                 category=TPAUCWarning,
             )
         return kwargs

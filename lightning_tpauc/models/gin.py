@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional.checks import check_choice, check_count, require_range
 
-_POOLINGS = ("mean", "sum", "max")
-
 
 class GIN(nn.Module):
     """Graph Isomorphism Network on OGB's atom features (Xu et al. 2018), sized as in the paper.
@@ -59,11 +57,11 @@ class GIN(nn.Module):
         num_labels: int = 1,
     ) -> None:
         super().__init__()
-        check_count(num_labels, "num_labels", 1)
-        check_count(hidden_features, "hidden_features", 1)
-        check_count(num_layers, "num_layers", 1)
+        sizes = {"num_labels": num_labels, "hidden_features": hidden_features, "num_layers": num_layers}
+        for name, size in sizes.items():
+            check_count(size, name, 1)
         require_range("dropout", dropout, 0.0, 1.0, open_high=True)
-        check_choice(pooling, "pooling", _POOLINGS)
+        check_choice(pooling, "pooling", ("mean", "sum", "max"))
         geometric = import_extra("torch_geometric.nn", "graph")
         encoders = import_extra("ogb.graphproppred.mol_encoder", "graph")
         width = hidden_features
@@ -74,22 +72,14 @@ class GIN(nn.Module):
         self.layers = nn.ModuleList(layer(_mlp(width), train_eps=True) for _ in range(num_layers))
         self.norms = nn.ModuleList(nn.BatchNorm1d(width) for _ in range(num_layers))
         self.dropout = nn.Dropout(dropout)
-        self.pool = {
-            "mean": geometric.global_mean_pool,
-            "sum": geometric.global_add_pool,
-            "max": geometric.global_max_pool,
-        }[pooling]
+        self.pool = getattr(geometric, f"global_{'add' if pooling == 'sum' else pooling}_pool")
         self.head = nn.Linear(width, num_labels)
 
     def forward(self, inputs: Any) -> Tensor:
-        """Map a PyG batch of molecules to scores.
+        """Map a ``torch_geometric.data.Batch`` of N molecules to scores ``(N,)``, or ``(N, num_labels)`` with several.
 
-        Args:
-            inputs: ``torch_geometric.data.Batch`` of N graphs with OGB's integer features: ``x`` int64 (atoms, 9),
-                ``edge_index`` int64 (2, edges), ``edge_attr`` int64 (edges, 3) if ``edge_features``.
-
-        Returns:
-            Scores ``(N,)``, or ``(N, num_labels)`` with several.
+        It has OGB's integer features: ``x`` int64 (atoms, 9), ``edge_index`` int64 (2, edges), and ``edge_attr`` int64
+        (edges, 3) if ``edge_features``.
         """
         hidden: Tensor = self.atoms(inputs.x)
         last = len(self.layers) - 1
