@@ -31,10 +31,6 @@ def as_tensor(values: Any, name: str, device: torch.device | None = None) -> Ten
     """Numbers or bools as a tensor: one as it is, a NumPy array, a list, or a column of pandas or polars converted.
 
     What is missing in a nullable column becomes nan. An :class:`ArgumentError` names what holds no numbers.
-
-    Example:
-        >>> as_tensor([1.5, 2.5], "preds")
-        tensor([1.5000, 2.5000], dtype=torch.float64)
     """
     if isinstance(values, Tensor):
         return values
@@ -96,7 +92,11 @@ def rankable(scores: Tensor) -> Tensor:
     scores = scores.detach()
     if scores.is_floating_point():
         return scores if scores.dtype in (torch.float32, torch.float64) else scores.to(torch.float32)
-    return scores.to(torch.int64)
+    whole = scores.to(torch.int64)
+    if scores.dtype == torch.uint64 and bool((whole < 0).any()):  # the largest would wrap and rank lowest
+        msg = "Expected scores below 2^63, but got larger ones of torch.uint64. Convert them with `.double()`."
+        raise ArgumentError(msg)
+    return whole
 
 
 def check_rectangle(min_tpr: float, max_fpr: float) -> tuple[float, float]:
@@ -112,11 +112,7 @@ def as_float_tensor(values: Any, name: str) -> Tensor:
 
 
 def check_scores(scores: Any, name: str, *, allow_empty: bool = False) -> Tensor:
-    """A 1-D float tensor with at least one entry, of what came as a tensor, an array or a list.
-
-    Raises:
-        ArgumentError: if it is none.
-    """
+    """A 1-D float tensor, of at least one entry, of what came as a tensor, an array or a list."""
     found = as_float_tensor(scores, name)
     msg = ""
     if not found.is_floating_point():
@@ -233,18 +229,9 @@ def checked_pair(
 ) -> tuple[Tensor, Tensor]:
     """Scores and labels as tensors that can be ranked: see :func:`as_tensor` for what may come in.
 
-    Args:
-        preds: real scores ``(N,)`` or ``(N, 1)``; of K labels or C classes ``(N, K)`` or ``(N, C)``.
-        target: 1, 0 or ``ignore_index`` in the same shape, of labels also nan for what was not measured; of classes
-            ``(N,)``, 0 .. C - 1 or ``ignore_index``.
-        ignore_index: label that ``target`` may hold as well.
-        num_labels: K.
-        num_classes: C.
-        unit_range: whether scores have to lie in [0, 1].
-        values: whether to look at dtypes and values, beside types and shapes.
-
-    Raises:
-        ArgumentError: if shapes, labels or scores are others, or a score that counts is nan.
+    Scores are ``(N,)`` or ``(N, 1)``, labels 1, 0 or ``ignore_index`` in the same shape; of K labels both ``(N, K)``,
+    labels also nan for what was not measured; of C classes ``(N, C)``, and ``(N,)`` of 0 .. C - 1 or ``ignore_index``.
+    Types and shapes are always checked, dtypes, labels and nan with ``values``, [0, 1] with ``unit_range``.
     """
     preds, target = as_pair(preds, target)
     if msg := _misshapen(preds, target, num_labels, num_classes):

@@ -253,17 +253,7 @@ def count_decisions(preds: Any, target: Any, threshold: float) -> Decisions:
 
 
 def exact_interval(successes: int, trials: int) -> tuple[float, float]:
-    """The 95% interval of Clopper and Pearson for a probability, by scipy.
-
-    Args:
-        successes: how often it happened.
-        trials: how often it could have; without one the interval is (0, 1).
-
-    Example:
-        >>> lower, upper = exact_interval(9, 10)
-        >>> f"{lower:.3f} {upper:.3f}"
-        '0.555 0.997'
-    """
+    """The 95% interval of Clopper and Pearson for a probability, by scipy; (0, 1) without a trial."""
     if trials == 0:
         return 0.0, 1.0
     from scipy.stats import binomtest  # takes a second to import
@@ -273,11 +263,7 @@ def exact_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def check_criterion(criterion: Any, cost_ratio: Any) -> None:
-    """Raise :class:`ArgumentError` unless the criterion exists and its cost is a positive number.
-
-    Raises:
-        ArgumentError: also if a cost is given that the criterion does not use.
-    """
+    """Raise :class:`ArgumentError` unless the criterion exists, and a cost is a positive number that it uses."""
     check_choice(criterion, "criterion", CRITERIA)
     if not is_real(cost_ratio) or cost_ratio <= 0:
         msg = f"Expected `cost_ratio` to be a number above 0, but got {cost_ratio!r}."

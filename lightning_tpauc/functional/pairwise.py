@@ -137,12 +137,7 @@ def common_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def widest_float(device: torch.device) -> torch.dtype:
-    """The most precise dtype of a device: float64, which Apple's GPUs do not have.
-
-    Example:
-        >>> widest_float(torch.device("cpu")), widest_float(torch.device("mps"))
-        (torch.float64, torch.float32)
-    """
+    """The most precise dtype of a device: float64, which Apple's GPUs do not have."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 

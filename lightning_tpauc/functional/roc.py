@@ -25,24 +25,11 @@ def count_by_score(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def polyline_area(pos_counts: Tensor, neg_counts: Tensor, min_tpr: float, max_fpr: float) -> Tensor:
-    r"""Area of a ROC polyline inside the rectangle, over the rectangle's area.
+    r"""Area of a ROC polyline inside the rectangle, over the rectangle's area: float64 ``()``; nan if a class is empty.
 
-    Segment g of the polyline rises by ``pos_counts[g]`` while it runs right by ``neg_counts[g]``. The area is
-    integrated over the height: at a true positive count :math:`t` the part of the rectangle under the curve is
+    Segment g of the polyline rises by ``pos_counts[g]`` while it runs right by ``neg_counts[g]``, int64 ``(G,)``. The
+    area is integrated over the height: at a true positive count :math:`t` the part of the rectangle under the curve is
     :math:`\max(0, \theta_1 n_- - FP(t))` wide, and :math:`FP` is linear on each segment.
-
-    Args:
-        pos_counts: int64 tensor ``(G,)``, non-negative.
-        neg_counts: same shape.
-        min_tpr: lower bound of the true positive rate, in [0, 1).
-        max_fpr: upper bound of the false positive rate, in (0, 1].
-
-    Returns:
-        float64 tensor of shape ``()`` in [0, 1]; nan if a class is empty.
-
-    Example:
-        >>> polyline_area(torch.tensor([1, 0, 1]), torch.tensor([0, 1, 1]), min_tpr=0.0, max_fpr=1.0)
-        tensor(0.6250, dtype=torch.float64)
     """
     pos, neg = pos_counts.to(torch.float64), neg_counts.to(torch.float64)
     n_pos, n_neg = pos.sum(), neg.sum()
@@ -82,12 +69,7 @@ def roc_polyline(preds: Any, target: Any, drop_collinear: bool = True) -> tuple[
 
 @eager
 def roc_points(preds: Tensor, target: Tensor, drop_collinear: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-    """The vertices of :func:`roc_polyline`, each with the threshold that the scores up to it reach.
-
-    Example:
-        >>> roc_points(torch.tensor([0.5, 0.25]), torch.tensor([1, 0]))[2].tolist()
-        [inf, 0.5, 0.25]
-    """
+    """The vertices of :func:`roc_polyline`, each with the threshold that the scores up to it reach."""
     pos_counts, neg_counts, scores = count_by_score(preds, target)
     if has_nan(scores):
         return nan_points(scores.device)
@@ -103,11 +85,7 @@ def nan_points(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 def polyline_vertices(
     pos_counts: Tensor, neg_counts: Tensor, scores: Tensor, drop_collinear: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Vertices of the polyline of :func:`polyline_area` whose segments end at these thresholds ``(G,)``.
-
-    Returns:
-        ``(fpr, tpr, thresholds)``: three float64 tensors ``(V,)``; the first threshold is infinite.
-    """
+    """The polyline whose segments end at these thresholds ``(G,)``: ``(fpr, tpr, thresholds)``, the first infinite."""
     occupied = pos_counts + neg_counts > 0
     pos_counts, neg_counts, scores = pos_counts[occupied], neg_counts[occupied], scores[occupied]
     if drop_collinear and pos_counts.shape[0] > 1:
@@ -126,10 +104,6 @@ def adjust_thresholds(thresholds: Any) -> Tensor:
     """The thresholds as a float64 tensor ``(T,)`` in ascending order; an int T means T of them evenly on [0, 1].
 
     They lie on the CPU, whatever the default device: a model that is made on the meta device can't make up its own.
-
-    Example:
-        >>> adjust_thresholds(3)
-        tensor([0.0000, 0.5000, 1.0000], dtype=torch.float64)
     """
     if isinstance(thresholds, Integral):
         return torch.linspace(0, 1, int(thresholds), dtype=torch.float64, device="cpu")
@@ -137,23 +111,11 @@ def adjust_thresholds(thresholds: Any) -> Tensor:
 
 
 def confusion_counts(scores: Tensor, labels: Tensor, thresholds: Tensor) -> Tensor:
-    """Confusion matrix of ``score >= threshold`` at every threshold, in one pass over the scores.
+    """Confusion matrix of ``score >= threshold``, int64 ``(T, 2, 2)`` or ``(T, K, 2, 2)``, in one pass over the scores.
 
-    Args:
-        scores: tensor ``(N,)``, or ``(N, K)`` with a column for each of K labels, of any real dtype. Thresholds are
-            rounded to float32 for scores of at most that precision, so that a score of 0.7 reaches the threshold 0.7
-            in either.
-        labels: tensor of the same shape: 1, 0, or anything else for entries to leave out.
-        thresholds: float64 tensor ``(T,)``, ascending.
-
-    Returns:
-        int64 tensor ``(T, 2, 2)`` or ``(T, K, 2, 2)``, indexed by threshold, column, label, and whether the score
-        reaches the threshold.
-
-    Example:
-        >>> confusion_counts(torch.tensor([0.2, 0.5, 0.9]), torch.tensor([0, 1, 0]), adjust_thresholds([0.5]))
-        tensor([[[1, 1],
-                 [0, 1]]])
+    It is indexed by threshold, column, label, and whether the score reaches the threshold. Scores are ``(N,)`` or
+    ``(N, K)``, labels that are neither 1 nor 0 are left out, and thresholds ascend. They are rounded to float32 for
+    scores of at most that precision, so that a score of 0.7 reaches the threshold 0.7 in either.
     """
     scores, labels = scores.detach(), labels.detach()
     low_precision = scores.is_floating_point() and scores.dtype != torch.float64
@@ -308,12 +270,7 @@ def split_classes(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sorted_ranks(values: Tensor, start: int, stop: int) -> Tensor:
-    """The values of rank ``start`` to ``stop - 1``, counted from 0 at the smallest, in ascending order.
-
-    Example:
-        >>> sorted_ranks(torch.tensor([5, 1, 4, 2]), 1, 3)
-        tensor([2, 4])
-    """
+    """The values of rank ``start`` to ``stop - 1``, counted from 0 at the smallest, in ascending order."""
     if values.device.type != "cpu":
         return values.sort().values[start:stop]
     part = values.numpy().copy()
@@ -344,12 +301,7 @@ def between(values: Tensor, low: float, high: float) -> Tensor:
 
 
 def count_pairs(pos_scores: Tensor, neg_scores: Tensor) -> int:
-    """Twice the number of pairs of ascending scores whose negative is higher, plus the number of tied pairs.
-
-    Example:
-        >>> count_pairs(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 3.0, 4.0]))
-        9
-    """
+    """Twice the number of pairs of ascending scores whose negative is higher, plus the number of tied pairs."""
     # Looking the smaller class up in the larger takes the fewest searches; sorted look-ups stay in the cache.
     flipped = neg_scores.shape[0] < pos_scores.shape[0]
     keys, among = (neg_scores, pos_scores) if flipped else (pos_scores, neg_scores)
