@@ -186,7 +186,8 @@ class PosNegDataModule(LightningDataModule):
             "multiprocessing_context": multiprocessing_context,
         }
         self.worker_options = {name: value for name, value in options.items() if value is not None}
-        self._raw, self._dtype = Datasets(), None
+        self._raw = Datasets()
+        self._dtype: type[np.floating[Any]] | None = None
         self._examples: tuple[tuple[Any, ...], tuple[str, ...] | None, dict[str, Examples]] = ((), None, {})
         self._last: tuple[tuple[Any, ...], PreparedData] | None = None
         self._loaders: list[PosNegLoader | EvalLoader] = []
@@ -251,7 +252,7 @@ class PosNegDataModule(LightningDataModule):
         known, key = names_in(learnt, "columns"), (*self._raw, self._dtype, *given)
         if not _same(key, self._examples[0]) or known not in (None, self._examples[1]):
             raw = {part: data for part, data in self._raw._asdict().items() if data is not None and part != "negatives"}
-            made, nameless = {}, learnt == "tensor"
+            made, nameless = dict[str, Examples](), learnt == "tensor"
             for part, data in raw.items():
                 has_ids = part == ("predict" if "predict" in raw else "train")
                 made[part] = Examples(data, part, given, has_ids=has_ids, dtype=self._dtype, known=known)

@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import itemgetter
+from operator import delitem, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -150,7 +150,8 @@ class ArrayDataset(RowsDataset):
 
     def rows(self, rows: NDArray[np.int64]) -> Tensor:
         """Features of shape ``(len(rows), ...)``."""
-        host, change = host_view(self.features), (self.shift, self.scale)
+        host, found = host_view(self.features), None
+        change: tuple[Any, ...] = self.shift, self.scale
         if host is None:
             device = self.features.device
             found = self.features.index_select(0, torch.from_numpy(rows).to(device))
@@ -404,14 +405,14 @@ class Entries(NamedTuple):
 def without(inputs: Any, keys: Iterable[str]) -> Any:
     """A mapping without some keys, or a graph of PyG without some attributes; anything else as it is."""
     if isinstance(inputs, Mapping):
-        dropped, drop = [key for key in inputs if key in keys], type(inputs).__delitem__
+        dropped = [key for key in inputs if key in keys]
     elif is_graph(inputs):
-        dropped, drop = [key for key in keys if getattr(inputs, key, None) is not None], delattr
+        dropped = [key for key in keys if getattr(inputs, key, None) is not None]
     else:
         return inputs
-    kept = copy.copy(inputs) if dropped else inputs
+    kept: Any = copy.copy(inputs) if dropped else inputs
     for key in dropped:
-        drop(kept, key)
+        (delattr if is_graph(kept) else delitem)(kept, key)
     return kept
 
 
@@ -469,7 +470,9 @@ def fetcher_for(dataset: Any, seed: int = 0, collate_fn: Any = None, entries: En
     read by their ``__getitems__``, seeded once per batch, or else item by item, with a seed for each.
     """
     entries = entries or Entries()
-    inner, indices, arrays = dataset, None, None
+    inner: Any = dataset
+    indices: Indices | None = None
+    arrays: list[RowsDataset] | None = None
     while isinstance(inner, Subset):
         rows = as_positions(inner.indices, len(inner.dataset))  # type: ignore[arg-type]  # those of torch have one
         indices, inner = rows if indices is None else rows[indices], inner.dataset
@@ -549,7 +552,7 @@ class _FetchItems:
             batch = self.collate_fn(items)
         labels = [entry_of(item, self.entries.label) if self.entries.labelled else NOTHING for item in items]
         labelled = not any(label is NOTHING for label in labels)
-        keys = items[0] if isinstance(items[0], Mapping) else ()
+        keys: Any = items[0] if isinstance(items[0], Mapping) else ()
         left_out = self.entries.named.union(name for name in NAMES if name not in keys)
         if type(batch) in (tuple, list):
             if labelled and not (len(batch) > 1 and same_numbers(batch[-1], labels)):

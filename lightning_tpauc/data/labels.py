@@ -104,7 +104,7 @@ def disagreement(dataset: Any, labels: NDArray[np.int8], targets: Any) -> str | 
         return None
     has = [numbers_of(ruled([entry], targets)[0]) for entry in entries]
     # An item may have several numbers: several labels, or a one-hot code. One of them must always agree.
-    agree = [
+    agree: list[Any] = [
         [same_numbers(own, np.where(labels[row] < 0, np.nan, labels[row]))] if labels.ndim == 2 else own == labels[row]
         for own, row in zip(has, rows, strict=True)
     ]
@@ -142,7 +142,7 @@ def find_values(dataset: Any, keys: Sequence[str] | None, what: str, absent: str
     stored = stored_values(dataset, keys)
     if stored is not None:
         return stored
-    found = []
+    found: list[Any] = []
     for row in tqdm(range(len(dataset)), f"Reading {what}", leave=False, disable=None):  # on terminals
         found.append(entry_of(dataset[row], keys))
         if found[-1] is NOTHING:

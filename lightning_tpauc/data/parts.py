@@ -197,7 +197,8 @@ class Examples:
         elif x is None:
             with seeded_items(0, 0):
                 first = self.dataset[int(some[0])]
-                for key in first.keys() - self.entries.named if isinstance(first, Mapping) else ():
+                keys = first.keys() - self.entries.named if isinstance(first, Mapping) else set()
+                for key in keys:
                     if all(same_numbers(self.dataset[int(row)].get(key), labels[row]) for row in some):
                         left.append(repr(key))
         if left:
@@ -340,15 +341,16 @@ class PreparedData:
 
     def _refuse_other_labels(self, part: Examples) -> None:
         """Raise :class:`DataError` if a part is judged by other labels than those that train, or in another order."""
-        train, msg = self.examples.get("train"), None
+        train, msg = self.examples.get("train"), ""
         if train is not None and are_labels(train.given.targets) and self.negatives is None:
             with seeded_items(0, 0):
                 differing = disagreement(train.dataset, train.labels, None)
-            msg = differing and (
-                "`targets` are the labels of `train_dataset` alone, and they are not what its items have: "
-                f"{differing}. `{part.name}` would be judged by the labels of its items. Pass a name, or a function "
-                "such as `targets=lambda label: label == 1`, which hold for all data sets, or pairs (x, y)."
-            )
+            if differing:
+                msg = (
+                    "`targets` are the labels of `train_dataset` alone, and they are not what its items have: "
+                    f"{differing}. `{part.name}` would be judged by the labels of its items. Pass a name, or a "
+                    "function such as `targets=lambda label: label == 1`, which hold for all parts, or pairs (x, y)."
+                )
         if "training" in self.__dict__ and part.label_names != self.label_names:
             names, found = self.label_names or ("one label",), part.label_names or ("one label",)
             if found != tuple(map(str, range(len(names)))):  # labels without names stand in their order
@@ -457,7 +459,9 @@ def describe(dataset: Any) -> str:
     """
     if isinstance(dataset, Subset):
         return f"{len(dataset)} examples, {content_digest(np.asarray(dataset.indices))}, of {describe(dataset.dataset)}"
-    held = dataset.tensors if isinstance(dataset, TensorDataset) else [dataset] if isinstance(dataset, Tensor) else []
+    held: Any = (
+        dataset.tensors if isinstance(dataset, TensorDataset) else [dataset] if isinstance(dataset, Tensor) else []
+    )
     held = [dataset.features] if isinstance(dataset, ArrayDataset) else held
     step = 1 + sum(math.prod(array.shape) for array in held) // _NUMBERS
     return f"{len(dataset)} examples, {content_digest([array[::step] for array in held])}"
