@@ -106,7 +106,8 @@ def _training_batch(fetch: Fetcher, plan: BatchPlan) -> PosNegBatch:
 
 def batch_of(plan: BatchPlan, inputs: Any) -> PosNegBatch:
     """The batch of a plan, whose inputs were read."""
-    sizes, masks = plan.sizes, None
+    sizes = plan.sizes
+    masks: TaskMasks | None = None
     if plan.masks is not None:
         pos, neg, dual = (None if mask is None else torch.from_numpy(mask) for mask in plan.masks)
         masks = TaskMasks(pos, neg, dual)  # type: ignore[arg-type]  # the first two are there

@@ -213,7 +213,8 @@ class ItemReader:
     def read(self, get: Callable[[int], T], rows: list[int], step: int) -> list[T]:
         """``get(row)`` of each row, as it is in this step."""
         before = {name: generator.get() for name, generator in _GENERATORS.items() if name not in self._drawn}
-        moved, items = set(), []
+        moved: set[str] = set()
+        items: list[T] = []
         try:
             with seeded_items(self.seed, step, self._drawn) as reseed:
                 for row in rows:

@@ -270,7 +270,8 @@ class StreamCursor:
 
     def begin(self, step: int, num_substreams: int, *, fresh: bool) -> Places:
         """Where the substreams continue after ``step`` batches; ``fresh``: whether readers have read nothing yet."""
-        start, why = (Place(),) * num_substreams, None
+        start = (Place(),) * num_substreams
+        why: str | None = None
         places = self._at(step) if step else start
         if places is None or len(places) != num_substreams:
             places = start
