@@ -188,7 +188,10 @@ class TPAUCCLI(LightningCLI):
 
     @override
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        words = list(sys.argv[1:] if args is None else args)
+        if args is not None and not isinstance(args, list):
+            super().parse_arguments(parser, args)
+            return
+        words = sys.argv[1:] if args is None else list(args)
         subcommand = next((word for word in words if word in self.subcommands()), None)
         if subcommand is not None:
             prefix = f"PL_{subcommand.upper()}__"

@@ -119,8 +119,8 @@ class MedMNISTDataModule(GivenSplitDataModule):
             )
             raise DataError(msg) from error
         if self.train_with_val:
-            for arrays in (pixels, labels):
-                arrays["train"] = torch.cat([arrays["train"], arrays.pop("val")])
+            for of_parts in (pixels, labels):
+                of_parts["train"] = torch.cat([of_parts["train"], of_parts.pop("val")])
         datasets: dict[str, Any] = {part: self._dataset(pixels[part], labels[part]) for part in pixels}
         if self.augment:
             datasets["train"] = AugmentedImages(datasets["train"], self.max_shift)

@@ -164,10 +164,11 @@ class SMILESDataModule(GivenSplitDataModule):
         cached = self.cache_dir / f"{self.path.name.split('.')[0]}-{key[:20]}.pt"
         if not cached.is_file():
             _log.info("Building graphs of the molecules in %s; later runs read %s.", self.path, cached)
-            content = _build(self.path, *options)
+            built = _build(self.path, *options)
             with replacing(cached) as file:
-                torch.save(content, file)
-        return torch.load(cached, weights_only=True)
+                torch.save(built, file)
+        content: dict[str, Any] = torch.load(cached, weights_only=True)
+        return content
 
     def _report(self, invalid: list[tuple[int, str]], valid: int) -> None:
         if not invalid:
@@ -390,12 +391,15 @@ def read_smiles(path: Path, smiles_column: str, columns: Sequence[str]) -> Itera
                 if None in row or None in row.values():
                     msg = f"Line {line} of {path} has not {len(names)} cells, as the header has. Put text in quotes."
                     raise DataError(msg)
-                labels = [_LABELS.get(row[column].strip().lower()) for column in columns]
-                if None in labels:
-                    wrong = columns[labels.index(None)]
-                    msg = f"Expected 0, 1 or nothing in column {wrong!r} of {path}, but line {line} has {row[wrong]!r}."
+                texts = [row[column].strip() for column in columns]
+                wrong = next((k for k, text in enumerate(texts) if text.lower() not in _LABELS), None)
+                if wrong is not None:
+                    msg = (
+                        f"Expected 0, 1 or nothing in column {columns[wrong]!r} of {path}, but line {line} has "
+                        f"{texts[wrong]!r}."
+                    )
                     raise DataError(msg)
-                yield line, row[smiles_column].strip(), labels
+                yield line, row[smiles_column].strip(), [_LABELS[text.lower()] for text in texts]
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         msg = f"{path} can't be read as CSV in UTF-8, gzipped if its name ends in .gz: {error}."
         raise DataError(msg) from error

@@ -147,7 +147,7 @@ def as_index(index: Any, device: torch.device | None = None) -> Tensor:
     return positions.long()
 
 
-def check_choice(value: Any, name: str, choices: Sequence[str]) -> None:
+def check_choice(value: Any, name: str, choices: Sequence[Any]) -> None:
     """Raise :class:`ArgumentError` unless ``value`` is one of ``choices``."""
     if value not in choices:
         msg = f"Expected `{name}` to be one of {', '.join(map(repr, choices))}, but got {value!r}."
