@@ -38,8 +38,7 @@ from lightning_tpauc.scoring.labels import Labels, by_position, listed
 from lightning_tpauc.scoring.operating_point import recorded_point
 from lightning_tpauc.training.guards import diagnose
 from lightning_tpauc.training.optimizer import restore_dtypes
-from lightning_tpauc.training.state import Phase
-from lightning_tpauc.training.weights import agree_on_statistics, batch_norm_statistics
+from lightning_tpauc.training.state import Phase, agree_on_statistics, batch_norm_statistics
 
 #: Key of the training's state; missing in a checkpoint of weights alone.
 KEY = "lightning_tpauc"

@@ -62,11 +62,12 @@ from lightning_tpauc.training.rectangle import (
     score_training_set,
     shrinking_steps,
 )
-from lightning_tpauc.training.state import Phase, TrainingState
-from lightning_tpauc.training.weights import (
+from lightning_tpauc.training.state import (
     BestWeights,
     IterateAverage,
+    Phase,
     PreviousWeights,
+    TrainingState,
     agree_on_statistics,
     batch_norm_statistics,
     recompute_statistics,

@@ -9,7 +9,7 @@ import torch
 from lightning_tpauc.algorithms import STACO, TrainingScores
 from lightning_tpauc.errors import UnsupportedError
 from lightning_tpauc.functional import TaskMasks, exact_duals, tpauc_objective
-from lightning_tpauc.training.weights import IterateAverage
+from lightning_tpauc.training.state import IterateAverage
 from tests.helpers.problems import DIM, NUM_POS, draw, make_data, paper_sonx, paper_staco
 from tests.helpers.tolerances import assert_close
 from tests.reference import staco as reference

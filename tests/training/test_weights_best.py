@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
-from lightning_tpauc.training.weights import BestWeights
+from lightning_tpauc.training.state import BestWeights
 from tests.helpers.problems import bare_trainer, noisy_labels
 
 
