@@ -287,7 +287,9 @@ class Algorithm(ABC):
                 of range.
             UnsupportedError: if several labels are given to a method that takes one.
         """
-        given: Any = num_positives.tolist() if isinstance(num_positives, (Tensor, np.ndarray)) else num_positives
+        given: Any = num_positives
+        if isinstance(given, (Tensor, np.ndarray)):
+            given = given.tolist()
         several = isinstance(given, Sequence) and not isinstance(given, str)
         if several and not self.takes_tasks:
             msg = f"{type(self).__name__} trains one label: pass one number as `num_positives`."

@@ -234,8 +234,8 @@ def checked_pair(
     Types and shapes are always checked, dtypes, labels and nan with ``values``, [0, 1] with ``unit_range``.
     """
     preds, target = as_pair(preds, target)
-    if msg := _misshapen(preds, target, num_labels, num_classes):
-        msg = f"Expected {msg[0]}, but got {tuple(preds.shape)} and {tuple(target.shape)}. {msg[1]}"
+    if wrong := _misshapen(preds, target, num_labels, num_classes):
+        msg = f"Expected {wrong[0]}, but got {tuple(preds.shape)} and {tuple(target.shape)}. {wrong[1]}"
         raise ArgumentError(msg)
     if values:
         counted = _check_labels(target, ignore_index, num_classes, may_be_missing=num_labels is not None)

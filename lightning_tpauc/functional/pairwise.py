@@ -384,7 +384,8 @@ def mean_excess(
         excess = _pairs(pos, neg, s, loss, neg_mask)[1].clamp_min_(0.0).sum(-1)
     else:
         excess = DenseSums(pos, neg, s, loss, neg_mask).totals[0]
-    return excess / column(number(neg, neg_mask))
+    mean: Tensor = excess / column(number(neg, neg_mask))
+    return mean
 
 
 #: Gradients of so many examples are made to sum up to exactly 0.

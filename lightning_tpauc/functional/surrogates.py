@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -278,7 +279,8 @@ def register_surrogate(name: str, factory: SurrogateFactory) -> None:
     if not name or name in _FACTORIES:
         msg = f"Expected `name` to be a non-empty string of your own, but {name!r} is taken or empty."
         raise ArgumentError(msg)
-    built: object = factory(0.5, 1.0) if callable(factory) else factory
+    given: Any = factory
+    built = given(0.5, 1.0) if callable(given) else given
     if not isinstance(built, Surrogate):
         msg = f"Expected `factory` to be a function of (margin, scale) that returns a Surrogate, but got {built!r}."
         raise ArgumentError(msg)
