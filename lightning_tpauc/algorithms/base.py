@@ -288,8 +288,7 @@ class Algorithm(ABC):
             UnsupportedError: if several labels are given to a method that takes one.
         """
         given: Any = num_positives
-        if isinstance(given, (Tensor, np.ndarray)):
-            given = given.tolist()
+        given = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else given
         several = isinstance(given, Sequence) and not isinstance(given, str)
         if several and not self.takes_tasks:
             msg = f"{type(self).__name__} trains one label: pass one number as `num_positives`."
