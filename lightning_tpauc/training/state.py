@@ -31,6 +31,7 @@ from lightning_tpauc.algorithms.pauci import RecursiveAlgorithm
 from lightning_tpauc.distributed import GatheredScores, assign, reshard, whole, world_size
 from lightning_tpauc.errors import CheckpointError
 from lightning_tpauc.functional.pairwise import common_dtype
+from lightning_tpauc.lightning_fixes.checkpoint_files import plain as plain_value
 from lightning_tpauc.scoring.forward import call_model, device_batches, evaluation_mode
 from lightning_tpauc.scoring.operating_point import OperatingPoint
 from lightning_tpauc.training.rectangle import RectangleSchedule, ScoreMemory, Step
@@ -493,7 +494,7 @@ def written(part: Any) -> dict[str, Any]:
 
     def plain(value: Any) -> Any:
         if isinstance(value, OperatingPoint):
-            return asdict(value)
+            return plain_value(asdict(value), "operating_point")
         if isinstance(value, deque):  # of a memory: one tensor, as thousands of steps would make slow files
             joined = [torch.cat(columns, -1) for columns in zip(*value, strict=True)]
             return {"joined": joined, "sizes": [[column.shape[-1] for column in step] for step in value]}
