@@ -37,7 +37,6 @@ from lightning_tpauc.scoring.forward import ScoringModel
 from lightning_tpauc.scoring.labels import Labels, by_position, listed
 from lightning_tpauc.scoring.operating_point import recorded_point
 from lightning_tpauc.training.guards import diagnose
-from lightning_tpauc.training.optimizer import restore_dtypes
 from lightning_tpauc.training.state import Phase, agree_on_statistics, batch_norm_statistics
 
 #: Key of the training's state; missing in a checkpoint of weights alone.
@@ -239,7 +238,6 @@ def restore(module: ScoringModel) -> None:
     algorithm.load_state_dict(entry["algorithm"])
     if state.rectangle_schedule is None:  # the checkpoint's run may have shrunk its rectangle
         algorithm.tightness = 1.0
-    restore_dtypes(trainer.optimizers[0], entry["optimizer_states"])
     restore_random_states(entry["random_state"])
     datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
     if entry["negatives"] is not None and hasattr(datamodule, "load_negatives_state"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -34,14 +35,22 @@ class DampedAdam(Optimizer):
     longer than Adam's, and none is shorter than a third of it, whatever the scales of the inputs. Biases and other
     vectors get Adam's steps. ``benchmarks/defaults.py`` compares both.
 
+    The options and the saved state are those of :class:`torch.optim.AdamW`, and either loads the state of the other.
+    There is no ``amsgrad``: a divisor that never falls would keep the weights of a row apart for good.
+
     Args:
         params: parameters, or groups of them with options of their own.
         lr: learning rate, at least 0; a number, or a tensor of shape ().
         betas: rates of decay of the mean gradient and of the mean square, both in [0, 1).
         eps: added to the divisor, at least 0.
+        weight_decay: each step shrinks the weights by ``lr`` times this share, as AdamW's does; at least 0.
+        maximize: whether the objective rises.
+        foreach: ``False`` moves one parameter at a time, which takes less memory and more kernels; otherwise those of
+            one device and dtype move together.
+        capturable: whether a CUDA graph may capture the steps. The counts of steps are on the device then.
 
     Raises:
-        ArgumentError: if an argument is out of its range, or a gradient is sparse.
+        ArgumentError: if an option is out of its range, a parameter is complex, or a gradient is sparse.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(1, 3))
@@ -53,12 +62,35 @@ class DampedAdam(Optimizer):
     """
 
     def __init__(
-        self, params: Any, lr: float | Tensor = 0.01, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+        self,
+        params: Any,
+        lr: float | Tensor = 0.01,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
     ) -> None:
-        rate = require_range("lr", float(lr) if isinstance(lr, Tensor) else lr, 0.0)
-        first, second = (require_range("betas", beta, 0.0, 1.0, open_high=True) for beta in betas)
-        options = {"betas": (first, second), "eps": require_range("eps", eps, 0.0)}
-        super().__init__(params, {"lr": lr if isinstance(lr, Tensor) else rate, **options})
+        own = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, {**own, "maximize": maximize, "foreach": foreach, "capturable": capturable})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters with options of their own; :class:`ArgumentError` as for the optimizer's."""
+        _check({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+        if any(weight.is_complex() for weight in param_group["params"]):
+            msg = "DampedAdam takes real parameters: pass `torch.view_as_real(weight)`."
+            raise ArgumentError(msg)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take a state that was saved or pickled, that of torch's Adam, too."""
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+            _check(group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -75,47 +107,79 @@ class DampedAdam(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for weight in group["params"]:
+            together: dict[Any, list[Tensor]] = defaultdict(list)
+            for k, weight in enumerate(group["params"]):
                 if weight.grad is not None:
-                    self._move(weight, weight.grad, group["lr"], *group["betas"], group["eps"])
+                    together[k if group["foreach"] is False else (weight.device, weight.dtype)].append(weight)
+            for weights in together.values():
+                self._move(weights, [self._state_of(weight, group["capturable"]) for weight in weights], group)
         return loss
 
-    def _move(
-        self, weight: Tensor, gradient: Tensor, lr: float | Tensor, beta: float, beta_of_squares: float, eps: float
-    ) -> None:
-        if gradient.is_sparse:
+    def _state_of(self, weight: Tensor, capturable: bool) -> dict[str, Tensor]:
+        """A parameter's state, named as Adam names it."""
+        if weight.grad is not None and weight.grad.is_sparse:
             msg = "DampedAdam takes dense gradients: build the embedding with `sparse=False`."
             raise ArgumentError(msg)
-        state = self.state[weight]
-        if not state:  # named as Adam names them; the count stays on the host, so that no step waits for the device
-            state["step"] = torch.zeros((), dtype=torch.float32)
+        state: dict[str, Tensor] = self.state[weight]
+        if not state:  # the count is on the host, so that no step waits for the device
+            state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device if capturable else None)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
-        state["step"] += 1
-        count, mean, square = float(state["step"]), state["exp_avg"], state["exp_avg_sq"]
-        mean.lerp_(gradient, 1 - beta)
-        square.mul_(beta_of_squares).addcmul_(gradient, gradient, value=1 - beta_of_squares)
-        root = square.div(1 - beta_of_squares**count).sqrt_()
-        update = mean.div(damped(root).add_(eps)).mul_(lr / (1 - beta**count))
-        weight.sub_(update)
+        return state
+
+    @staticmethod
+    def _move(weights: list[Tensor], states: list[dict[str, Tensor]], group: dict[str, Any]) -> None:
+        lr, (first, second) = group["lr"], group["betas"]
+        steps, means, squares = ([state[name] for state in states] for name in ("step", "exp_avg", "exp_avg_sq"))
+        gradients: Any = [weight.grad for weight in weights]
+        if group["maximize"]:
+            gradients = torch._foreach_neg(gradients)
+        if group["weight_decay"]:
+            torch._foreach_mul_(weights, 1 - lr * group["weight_decay"])
+        torch._foreach_add_(steps, 1)
+        torch._foreach_lerp_(means, gradients, 1 - first)
+        torch._foreach_mul_(squares, second)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - second)
+        roots = list(torch._foreach_sqrt(squares))
+        rows = [k for k, root in enumerate(roots) if root.ndim > 1 and root.numel()]
+        largest = [roots[k].amax(dim=tuple(range(1, roots[k].ndim)), keepdim=True) for k in rows]
+        if rows:
+            torch._foreach_div_(largest, _MOST_DAMPING)
+        factors = [1.0] * len(roots)
+        for k, limit in zip(rows, largest, strict=True):
+            roots[k], factors[k] = torch.minimum(roots[k], limit), _MOST_DAMPING
+        # The mean square of a young run is too small by 1 - second^step, the mean gradient by 1 - first^step.
+        if group["capturable"] or torch.compiler.is_compiling():
+            factors = [factor * (1 - second**step).rsqrt() for factor, step in zip(factors, steps, strict=True)]
+            torch._foreach_mul_(roots, factors)
+            torch._foreach_add_(roots, group["eps"])
+            torch._foreach_mul_(roots, [(first**step - 1) / lr for step in steps])
+            torch._foreach_addcdiv_(weights, means, roots)
+            return
+        counts = [float(step) for step in steps]
+        factors = [factor * (1 - second**count) ** -0.5 for factor, count in zip(factors, counts, strict=True)]
+        torch._foreach_mul_(roots, factors)
+        torch._foreach_add_(roots, group["eps"])
+        torch._foreach_addcdiv_(weights, means, roots, [-float(lr) / (1 - first**count) for count in counts])
 
 
-def damped(root: Tensor) -> Tensor:
-    """The divisors of a parameter's steps, from the roots of its mean squared gradients.
-
-    Args:
-        root: not negative; its first dimension counts outputs.
-
-    Returns:
-        New tensor of the same shape; the roots themselves if there are fewer than two dimensions.
-
-    Example:
-        >>> damped(torch.tensor([[3.0, 2.0, 0.5]]))
-        tensor([[3.0000, 3.0000, 1.5000]])
-    """
-    if root.ndim < 2 or not root.numel():
-        return root
-    largest = root.amax(dim=tuple(range(1, root.ndim)), keepdim=True)
-    return torch.minimum(root * _MOST_DAMPING, largest)
+def _check(options: dict[str, Any]) -> None:
+    """Raise :class:`ArgumentError` for options that no group can have."""
+    lr, betas = options["lr"], options["betas"]
+    if isinstance(lr, Tensor) and (lr.ndim or not (lr.is_cpu or options["capturable"])):
+        msg = f"Expected `lr` to be a number or a tensor of shape () on the CPU, or `capturable`, but got {lr!r}."
+        raise ArgumentError(msg)
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        msg = f"Expected `betas` to be two numbers, such as (0.9, 0.999), but got {betas!r}."
+        raise ArgumentError(msg)
+    for beta in betas:
+        require_range("betas", beta, 0.0, 1.0, open_high=True)
+    if not isinstance(lr, Tensor):
+        require_range("lr", lr, 0.0)
+    require_range("eps", options["eps"], 0.0)
+    require_range("weight_decay", options["weight_decay"], 0.0)
+    if options.get("amsgrad") or (options["weight_decay"] and not options.get("decoupled_weight_decay", True)):
+        msg = "DampedAdam has no `amsgrad`, and its `weight_decay` is AdamW's: load a state without them, or of AdamW."
+        raise ArgumentError(msg)
 
 
 def make_optimizer(factory: Any, parameters: list[nn.Parameter], default_lr: float) -> Optimizer:
@@ -135,21 +199,6 @@ def make_optimizer(factory: Any, parameters: list[nn.Parameter], default_lr: flo
         )
         raise ArgumentError(msg)
     return optimizer
-
-
-def restore_dtypes(optimizer: Optimizer, states: list[dict[str, Any]] | None) -> None:
-    """Give an optimizer's state the dtypes back that it was saved with.
-
-    ``Optimizer.load_state_dict`` casts everything but ``step`` to the dtype of its parameter. Some entries are kept in
-    float32 whatever the parameter's dtype is, such as NAdam's ``mu_product`` and ASGD's ``eta`` and ``mu``.
-    """
-    saved = (states or [{}])[0].get("state", {})
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for k, parameter in enumerate(parameters):  # sharded ones are saved by name, and loaded by torch's own function
-        for name, value in saved.get(k, {}).items():
-            own = optimizer.state[parameter].get(name)
-            if isinstance(own, Tensor) and isinstance(value, Tensor) and own.dtype != value.dtype:
-                optimizer.state[parameter][name] = value.to(own.device, copy=True)
 
 
 # ---------------------------------------------------------------- the warm-up

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_tpauc import DampedAdam
 from lightning_tpauc.errors import ArgumentError
@@ -115,11 +116,126 @@ def test_groups_closures_frozen_weights_and_rates_in_tensors():
 
 @pytest.mark.parametrize(
     ("options", "name"),
-    [({"lr": -1.0}, "lr"), ({"lr": math.nan}, "lr"), ({"betas": (1.0, 0.9)}, "betas"), ({"eps": -1e-8}, "eps")],
+    [
+        ({"lr": -1.0}, "lr"),
+        ({"lr": math.nan}, "lr"),
+        ({"betas": (1.0, 0.9)}, "betas"),
+        ({"eps": -1e-8}, "eps"),
+        ({"weight_decay": -0.1}, "weight_decay"),
+    ],
 )
-def test_values_out_of_range(options, name):
+@pytest.mark.parametrize("in_group", [False, True])
+def test_values_out_of_range(options, name, in_group):
+    parameters = [nn.Parameter(torch.zeros(1))]
     with pytest.raises(ArgumentError, match=f"Expected `{name}` to be a number"):
-        DampedAdam([nn.Parameter(torch.zeros(1))], **options)
+        DampedAdam([{"params": parameters, **options}]) if in_group else DampedAdam(parameters, **options)
+
+
+SHAPES = [(3, 4), (5,), (2, 3, 2, 2), (4, 1), ()]
+
+
+def trained_together(make, steps=20, dtype=torch.float64):
+    """Parameters of several shapes after steps with the same random gradients."""
+    generator = torch.Generator().manual_seed(1)
+    weights = [nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype)) for shape in SHAPES]
+    optimizer = make(weights)
+    for _ in range(steps):
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape, generator=generator, dtype=dtype)
+        optimizer.step()
+    return [weight.detach() for weight in weights]
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.3}, {"maximize": True}, {"betas": (0.5, 0.0)}])
+def test_parameters_move_together_as_one_by_one(options):
+    expected = trained_together(lambda p: DampedAdam(p, lr=0.01, foreach=False, **options))
+    for found, one in zip(trained_together(lambda p: DampedAdam(p, lr=0.01, **options)), expected, strict=True):
+        assert torch.equal(found, one)
+    of_device = trained_together(lambda p: DampedAdam(p, lr=torch.tensor(0.01), capturable=True, **options))
+    for found, one in zip(of_device, expected, strict=True):  # the counts of steps are float32 there
+        assert_close(found, one, "float32")
+
+
+def test_weights_decay_as_those_of_adamw():
+    """Of vectors all steps are AdamW's; a weight without gradients shrinks by (1 - lr decay) a step."""
+    for found, expected in zip(
+        trained_together(lambda p: DampedAdam([p[1], p[4]], lr=0.01, weight_decay=0.3)),
+        trained_together(lambda p: torch.optim.AdamW([p[1], p[4]], lr=0.01, weight_decay=0.3)),
+        strict=True,
+    ):
+        assert_close(found, expected, "float64")
+    still = nn.Parameter(torch.ones(2, 2))
+    optimizer = DampedAdam([{"params": [still], "weight_decay": 0.5}], lr=0.1)
+    for _ in range(3):
+        still.grad = torch.zeros_like(still)
+        optimizer.step()
+    assert_close(still.detach(), torch.full((2, 2), 0.95**3), "float32")
+
+
+@pytest.mark.parametrize("other", [torch.optim.Adam, torch.optim.AdamW])
+def test_states_are_exchanged_with_torch(other):
+    weight = nn.Parameter(torch.ones(1, 1))  # an output with one weight moves as by Adam
+    ours, theirs = DampedAdam([weight], lr=0.01), other([weight], lr=0.02, betas=(0.8, 0.9), weight_decay=0.0)
+    moved = []
+    for first, second in ((ours, theirs), (theirs, ours)):
+        for optimizer in (first, second):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+        second.load_state_dict(first.state_dict())
+        before = weight.detach().clone()
+        weight.grad = torch.ones_like(weight)
+        second.step()
+        moved.append(float(before - weight.detach()))
+        assert second.param_groups[0]["betas"] == ours.param_groups[0]["betas"]
+    assert_close(torch.tensor(moved), torch.full((2,), 0.01), "float32")
+
+
+@pytest.mark.parametrize(("other", "options"), [("Adam", {"amsgrad": True}), ("Adam", {"weight_decay": 0.1})])
+def test_a_state_that_means_something_else_is_refused(other, options):
+    weight = nn.Parameter(torch.ones(1))
+    saved = getattr(torch.optim, other)([weight], **options).state_dict()
+    with pytest.raises(ArgumentError, match="load a state without them, or of AdamW"):
+        DampedAdam([weight]).load_state_dict(saved)
+
+
+def test_the_decay_of_a_state_of_adamw_is_taken():
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = DampedAdam([weight])
+    optimizer.load_state_dict(torch.optim.AdamW([weight], lr=0.1, weight_decay=0.25).state_dict())
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (0.1, 0.25)
+
+
+@pytest.mark.slow
+def test_a_compiled_step_is_the_same():
+    def compiled(weights):
+        optimizer = DampedAdam(weights, lr=0.01)
+        optimizer.step = torch.compile(optimizer.step, backend="aot_eager")
+        return optimizer
+
+    expected = trained_together(lambda p: DampedAdam(p, lr=0.01), steps=3)
+    for found, one in zip(trained_together(compiled, steps=3), expected, strict=True):
+        assert_close(found, one, "float32")
+
+
+def test_a_matrix_more_costs_two_operations():
+    class Count(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    def operations(number):
+        weights = [nn.Parameter(torch.ones(3, 4)) for _ in range(number)]
+        optimizer = DampedAdam(weights)
+        for _ in range(2):  # the first step makes the state
+            for weight in weights:
+                weight.grad = torch.ones_like(weight)
+            with Count() as count:
+                optimizer.step()
+        return count.calls
+
+    assert operations(9) - operations(8) == 2 + 1  # and the count of steps, on the host
 
 
 def test_sparse_gradients_are_refused():
