@@ -153,9 +153,10 @@ class Algorithm(ABC):
         #: By how much a score grows when the model's output grows by one from 0: 1, or 0.25 behind a sigmoid.
         self.score_slope = 1.0
         self._tightness: tuple[float, ...] = (1.0,)
-        self._specs: dict[str, StateSpec] = {}
+        #: The declared state, by name.
+        self.state_specs: dict[str, StateSpec] = {}
         #: Tensors with an entry for each of several labels that no step changes, and that are not saved.
-        self._per_task: dict[str, Tensor] = {}
+        self.of_tasks: dict[str, Tensor] = {}
         #: Attributes that are lists of numbers and saved as well, by what a checkpoint calls them.
         self._saved_lists = {"tightness": "tightness_of_tasks"} if self.can_shrink_rectangle else {}
 
@@ -187,12 +188,13 @@ class Algorithm(ABC):
     @property
     def asked_rectangles(self) -> list[tuple[float, float]]:
         """``(min_tpr, max_fpr)`` that was asked for, for each label."""
-        return self._asked(self.tasks or (Task(0),))
+        return [self._asked(task) for task in self.tasks or (Task(0),)]
 
-    def _asked(self, tasks: Sequence[Task]) -> list[tuple[float, float]]:
-        return [
-            (self.min_tpr if low is None else low, self.max_fpr if high is None else high) for _, low, high, _ in tasks
-        ]
+    def _asked(self, task: Task) -> tuple[float, float]:
+        return (
+            self.min_tpr if task.min_tpr is None else task.min_tpr,
+            self.max_fpr if task.max_fpr is None else task.max_fpr,
+        )
 
     @property
     def tightness(self) -> float:
@@ -204,7 +206,7 @@ class Algorithm(ABC):
 
     @tightness.setter
     def tightness(self, value: float) -> None:
-        self.tightness_of_tasks = (value,) * (self.num_tasks or 1)
+        self.tightness_of_tasks = (value,) * len(self.asked_rectangles)
 
     @property
     def tightness_of_tasks(self) -> tuple[float, ...]:
@@ -215,9 +217,9 @@ class Algorithm(ABC):
     def tightness_of_tasks(self, values: Sequence[float]) -> None:
         self._tightness = tuple(values)
         if self.tasks is not None:  # on the device already, so that no step has to send them there
-            device = self._per_task["weights"].device
+            device = self.of_tasks["weights"].device
             exact = torch.tensor(self.rectangles, dtype=widest_float(device), device=device)
-            self._per_task["thetas"] = torch.stack([1.0 - exact[:, 0], exact[:, 1]])
+            self.of_tasks["thetas"] = torch.stack([1.0 - exact[:, 0], exact[:, 1]])
 
     @property
     def rectangles(self) -> list[tuple[float, float]]:
@@ -240,7 +242,7 @@ class Algorithm(ABC):
         if self.tasks is None:
             min_tpr, max_fpr = self.rectangle
             return 1.0 - min_tpr, max_fpr
-        theta0, theta1 = self._per_task["thetas"].to(dtype=dtype).unbind()
+        theta0, theta1 = self.of_tasks["thetas"].to(dtype=dtype).unbind()
         return theta0, theta1
 
     # ---------------------------------------------------------------- state
@@ -262,7 +264,7 @@ class Algorithm(ABC):
             fill: initial value; one per entry for a vector.
             dtype: fixed dtype, for counters; ``None`` takes the dtype given to :meth:`setup`.
         """
-        self._specs[name] = StateSpec(kind, fill, dtype)
+        self.state_specs[name] = StateSpec(kind, fill, dtype)
 
     def setup(
         self,
@@ -301,25 +303,22 @@ class Algorithm(ABC):
             )
             raise ArgumentError(msg)
         if dtype not in (torch.float32, torch.float64):
-            msg = (
-                f"Expected `dtype` to be torch.float32 or torch.float64, but got {dtype}: "
-                "a running mean in half precision stops moving."
-            )
+            msg = f"Expected `dtype` to be torch.float32 or torch.float64, but got {dtype}: running means need it."
             raise ArgumentError(msg)
-        for rectangle in self._asked(tasks):
-            check_rectangle(*rectangle)
+        for task in tasks:
+            check_rectangle(*self._asked(task))
         weights = [require_range("weight", task.weight, 0.0) for task in tasks]
         if not any(weights):
             msg = f"Expected a `weight` above 0 of one label at least, but got {weights}."
             raise ArgumentError(msg)
         self.choose_state(len(tasks))
         sizes = [int(task.num_positives) for task in tasks]
-        self.num_positives, self.tasks, self._per_task = sum(sizes), tuple(tasks) if several else None, {}
+        self.num_positives, self.tasks, self.of_tasks = sum(sizes), tuple(tasks) if several else None, {}
         if several:
             ends = torch.tensor([0, *sizes], device=device).cumsum(0)
             shares = torch.tensor([weight / sum(weights) for weight in weights], device=device, dtype=dtype)
-            self._per_task = {"offsets": ends[:-1], "counts": ends.diff(), "weights": shares}
-        for name, spec in self._specs.items():
+            self.of_tasks = {"offsets": ends[:-1], "counts": ends.diff(), "weights": shares}
+        for name, spec in self.state_specs.items():
             values = torch.tensor(spec.fill, device=device, dtype=spec.dtype or dtype)
             if spec.kind in ("positive", "dense"):
                 values = values.repeat(self.num_positives + several)
@@ -334,10 +333,10 @@ class Algorithm(ABC):
 
     def to(self, device: torch.device | str) -> Self:
         """Move the state; returns itself."""
-        for name in self._specs:
+        for name in self.state_specs:
             if hasattr(self, name):
                 setattr(self, name, getattr(self, name).to(device))
-        self._per_task = {name: value.to(device) for name, value in self._per_task.items()}
+        self.of_tasks = {name: value.to(device) for name, value in self.of_tasks.items()}
         return self
 
     @property
@@ -345,16 +344,11 @@ class Algorithm(ABC):
         """Number of positives of each of several labels; ``None`` for one label."""
         return None if self.tasks is None else tuple(int(task.num_positives) for task in self.tasks)
 
-    @property
-    def num_tasks(self) -> int | None:
-        """K if :meth:`setup` was given a sequence of K numbers; ``None`` if it was given one number."""
-        return None if self.tasks is None else len(self.tasks)
-
     def of_each_positive(self, values: float | Tensor) -> Any:
         """Values of the labels, ``(K,)``, repeated for all entries of per-positive state; one number as it is."""
         if self.tasks is None or not isinstance(values, Tensor):
             return values
-        repeated = values.repeat_interleave(self._per_task["counts"], output_size=self.num_positives)
+        repeated = values.repeat_interleave(self.of_tasks["counts"], output_size=self.num_positives)
         return torch.cat([repeated, values[-1:]])  # the spare entry
 
     def entries(self, state: Tensor, task: int | None = None) -> Tensor:
@@ -367,13 +361,13 @@ class Algorithm(ABC):
     def place(self, index: Tensor, pos_mask: Tensor) -> Tensor:
         """Where the state of K labels keeps the positives that are ``index`` ``(K, S)`` of their label."""
         spare = torch.full_like(index, self.num_positives or 0)
-        return torch.where(pos_mask, index + self._per_task["offsets"].unsqueeze(-1), spare)
+        return torch.where(pos_mask, index + self.of_tasks["offsets"].unsqueeze(-1), spare)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the algorithm remembers, as tensors and primitives (loadable with ``weights_only=True``)."""
         self._require_setup()
         lists = {name: list(getattr(self, attribute)) for name, attribute in self._saved_lists.items()}
-        return {"num_positives": self._counts(), **{name: getattr(self, name) for name in self._specs}, **lists}
+        return {"num_positives": self._counts(), **{name: getattr(self, name) for name in self.state_specs}, **lists}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, in place.
@@ -385,32 +379,29 @@ class Algorithm(ABC):
         if state.get("num_positives") != self._counts():
             msg = (
                 f"The checkpoint was written for {state.get('num_positives')} positive examples, but the training set "
-                f"has {self._counts()}. Resume on the same data, or pass the checkpoint as `init_from` to start a new "
-                "run from its weights."
+                f"has {self._counts()}. Resume on the same data, or pass it as `init_from` to use its weights alone."
             )
             raise CheckpointError(msg)
         names = set(state) - {"num_positives", *self._saved_lists}
-        if names != set(self._specs):
+        if names != set(self.state_specs):
             msg = (
-                f"The checkpoint holds the state {sorted(names)}, but {type(self).__name__} remembers "
-                f"{sorted(self._specs)}: it was written by another algorithm, or with other arguments, such as `duals`."
+                f"The checkpoint has {sorted(names)}, but {type(self).__name__} remembers {sorted(self.state_specs)}: "
+                "it was written by another algorithm, or with other arguments, such as `duals`."
             )
             raise CheckpointError(msg)
-        for name in self._specs:
+        for name in self.state_specs:
             getattr(self, name).copy_(state[name])
         for name, attribute in self._saved_lists.items():
             setattr(self, attribute, list(state[name]))
 
     def snapshot(self, index: Tensor) -> dict[str, Tensor]:
         """Copy what a step on ``index``, of several labels a :meth:`place`, may change; for :meth:`rollback`."""
-        return {
-            name: getattr(self, name)[as_index(index)] if spec.kind == "positive" else getattr(self, name).clone()
-            for name, spec in self._specs.items()
-        }
+        states = {name: (getattr(self, name), spec.kind) for name, spec in self.state_specs.items()}
+        return {name: x[as_index(index)] if kind == "positive" else x.clone() for name, (x, kind) in states.items()}
 
     def rollback(self, index: Tensor, snapshot: dict[str, Tensor]) -> None:
         """Undo a step on ``index``, as if it had not been taken."""
-        for name, spec in self._specs.items():
+        for name, spec in self.state_specs.items():
             state: Tensor = getattr(self, name)
             if spec.kind == "positive":
                 put_(state, as_index(index, state.device), snapshot[name])
@@ -423,13 +414,15 @@ class Algorithm(ABC):
         It is not finite where a summand is not, or where one is about to overflow: one test of it stands for all.
         """
         self._require_setup()
-        small: list[Tensor] = [getattr(self, n) for n, spec in self._specs.items() if spec.kind in ("scalar", "vector")]
+        small: list[Tensor] = [
+            getattr(self, n) for n, spec in self.state_specs.items() if spec.kind in ("scalar", "vector")
+        ]
         sums = [state.sum() if state.ndim else state for state in small if state.is_floating_point()]
         return sum(sums[1:], start=sums[0]) if sums else 0.0
 
     def non_finite_states(self) -> list[str]:
         """Names of states that hold nan or infinity; looks at all entries and waits for the device."""
-        states = {name: getattr(self, name) for name in self._specs}
+        states = {name: getattr(self, name) for name in self.state_specs}
         return [n for n, s in states.items() if s.is_floating_point() and not bool(torch.isfinite(s).all())]
 
     def _counts(self) -> int | list[int] | None:
@@ -490,9 +483,8 @@ class Algorithm(ABC):
         if masks is not None:
             return self._joint_loss(pos_scores, neg_scores, second, places, masks)
         step: Any = self.step  # takes `previous` where `needs_previous` says so
-        loss: Tensor = step(
-            pos_scores, neg_scores, second, places, **({} if previous is None else {"previous": previous})
-        )
+        known = {} if previous is None else {"previous": previous}
+        loss: Tensor = step(pos_scores, neg_scores, second, places, **known)
         return loss
 
     def _check_shapes(self, pos: Any, neg: Any, second: Any, index: Any, masks: TaskMasks | None) -> None:
@@ -501,14 +493,14 @@ class Algorithm(ABC):
             msg = f"Expected `masks` for several labels and only for these, but `setup` was for {self._counts()}."
             raise ArgumentError(msg)
         leading = () if self.tasks is None else (len(self.tasks),)
-        for name, values in {"pos_scores": pos, "neg_scores": neg, "dual_neg_scores": second, "index": index}.items():
-            shape = tuple(values.shape) if isinstance(values, Tensor) else None
-            if shape is None or shape[:-1] != leading or not shape or (values is index and shape != tuple(pos.shape)):
-                remedy = "Drop a trailing dimension with `.squeeze(-1)`."
-                if name == "index":
-                    remedy = "Number the training positives from 0, and pass the numbers of those in `pos_scores`."
-                elif values is None:
-                    remedy = "Draw a second batch of negatives (`num_dual_neg`), or set `share_negatives=True`."
+        for name, values, remedy in (
+            ("pos_scores", pos, "Drop a trailing dimension with `.squeeze(-1)`."),
+            ("neg_scores", neg, "Drop a trailing dimension with `.squeeze(-1)`."),
+            ("dual_neg_scores", second, "Draw a second batch (`num_dual_neg`), or set `share_negatives=True`."),
+            ("index", index, "Number the training positives from 0, and pass the numbers of those in `pos_scores`."),
+        ):
+            shape = tuple(values.shape) if isinstance(values, Tensor) else ()
+            if not shape or shape[:-1] != leading or (values is index and shape != tuple(pos.shape)):
                 wanted = "".join(f"{size}, " for size in leading)
                 msg = f"Expected `{name}` of shape ({wanted}number of them), but got {shape or values}. {remedy}"
                 raise ArgumentError(msg)
@@ -529,17 +521,17 @@ class Algorithm(ABC):
                 torch.zeros(()).expand(self.num_positives or 0).index_select(0, index)
                 return
             except IndexError:
-                wrong = (index < 0) | (index >= (self.num_positives or 0))
-        else:
-            wrong = masks.pos & ((index < 0) | (index >= torch.tensor(self.task_sizes).unsqueeze(-1)))
+                pass
+        rows, sizes = torch.atleast_2d(index), self.task_sizes or (self.num_positives or 0,)
+        wrong = (rows < 0) | (rows >= torch.tensor(sizes).unsqueeze(-1))
+        if masks is not None:
+            wrong &= masks.pos
         if bool(wrong.any()):
-            label, count = "", self.num_positives or 0
-            if self.task_sizes is not None:
-                place = int(wrong.nonzero()[0, 0])
-                label, count = f" for label {place}", self.task_sizes[place]
+            label = int(wrong.nonzero()[0, 0])
+            which = "" if masks is None else f" for label {label}"
             msg = (
-                f"Expected `index` to be in 0 .. {count - 1}{label}, since `setup(num_positives={self._counts()})` was "
-                f"called, but got {int(index[wrong][0])}. Count the training positives, and number them from 0."
+                f"Expected `index` to be in 0 .. {sizes[label] - 1}{which}, since `setup(num_positives="
+                f"{self._counts()})` was called, but got {int(rows[wrong][0])}. Number the training positives from 0."
             )
             raise ArgumentError(msg)
 
@@ -556,8 +548,7 @@ class Algorithm(ABC):
         step: Any = self.step  # takes masks, as `takes_tasks` promises
         losses: Tensor = step(pos, neg, second, self.place(index, masks.pos), masks=masks)
         losses = in_play(losses, 0.0, masks) if apart else losses
-        total: Tensor = (losses * self._per_task["weights"]).sum()
-        return total
+        return (losses * self.of_tasks["weights"]).sum()
 
     @abstractmethod
     def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:

@@ -235,19 +235,10 @@ class PAUCI(RecursiveAlgorithm):
 
 def _projected(target: Tensor, variables: Tensor) -> Tensor:
     """The nearest point of the set; all variables move at once, so a and b from before the step bound gamma."""
-    a, b, s_pos, s_neg, lambda_a, lambda_b, gamma = target.unbind()
-    lowest_gamma = torch.maximum(-variables[0], variables[1] - 1.0)
-    return torch.stack(
-        [
-            a.clamp(0.0, 1.0),
-            b.clamp(0.0, 1.0),
-            s_pos.clamp(-4.0, 1.0),
-            s_neg.clamp(0.0, 5.0),
-            lambda_a.clamp_min(0.0),
-            lambda_b.clamp_min(0.0),
-            torch.maximum(gamma, lowest_gamma).clamp_max(1.0),
-        ]
-    )
+    centres, s_pos, s_neg, multipliers, gamma = target.split([2, 1, 1, 2, 1])
+    gamma = torch.maximum(gamma, torch.maximum(-variables[:1], variables[1:2] - 1.0)).clamp_max(1.0)
+    bounded = centres.clamp(0.0, 1.0), s_pos.clamp(-4.0, 1.0), s_neg.clamp(0.0, 5.0), multipliers.clamp_min(0.0)
+    return torch.cat([*bounded, gamma])
 
 
 def _pos_excess(scores: Tensor, variables: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 import torch
@@ -15,8 +14,6 @@ from lightning_tpauc.functional.checks import require_range
 from lightning_tpauc.functional.pairwise import TaskMasks, column, common_dtype, in_play, number, put_, with_gradients
 from lightning_tpauc.functional.surrogates import Surrogate
 
-# Pairs per block: 32 MB for a temporary in double precision.
-_BLOCK = 1 << 22
 # The logarithm of the averages' start, zero: finite, so that state can be checked for infinities, and so small that the
 # first step gives exactly what minus infinity would give.
 _LOG_ZERO = -1e30
@@ -43,7 +40,7 @@ class _FullVectorDuals(PerPositiveDuals):
         beta, gamma = own.of_each_positive(beta), own.of_each_positive(gamma)
         count: float | Tensor = own.s.numel()
         if masks is not None:
-            count = own.of_each_positive(own._per_task["counts"].to(own.s.dtype))
+            count = own.of_each_positive(own.of_tasks["counts"].to(own.s.dtype))
         ratio = beta / (gamma * count)
         new = (own.s + ratio * own.s_anchor - beta * gradient) / (1.0 + ratio)
         if masks is not None:
@@ -205,22 +202,33 @@ class SOTAs(PairwiseAlgorithm):
         """Updates of u, then v; the loss has the new values."""
         dtype = common_dtype(pos_scores, neg_scores, self.log_v)
         pos, neg = pos_scores.to(dtype), neg_scores.to(dtype)
+        pos_mask, neg_mask = (None, None) if masks is None else (masks.pos, masks.neg)
         unit, _ = self.update_units(pos, neg, bounded=True, masks=masks)
-        lam = self.lam * unit
-        pos_mask = None if masks is None else masks.pos
-        inner = _log_mean_exp_loss(pos, neg, self.surrogate, lam, masks)
-        log_u = _log_moving_average(self.log_u.take(index).to(dtype), inner, self.gamma0)
-        if pos_mask is not None:
-            log_u = torch.where(pos_mask, log_u, _LOG_ZERO)
-        ratio = self.lam / self.lam_prime
-        powers = log_u * ratio if pos_mask is None else (log_u * ratio).masked_fill(~pos_mask, -torch.inf)
-        outer = torch.logsumexp(powers, dim=-1) - _log_number(powers, pos_mask)
-        log_v = in_play(_log_moving_average(self.log_v.to(dtype), outer, self.gamma1), self.log_v.to(dtype), masks)
-        put_(self.log_u, index, log_u)
-        self.log_v.copy_(log_v)
-        log_weights = (ratio - 1.0) * log_u - column(log_v)  # log p_ij - l_ij / lambda
-        value = _weighted_pair_loss(pos.detach(), neg.detach(), log_weights, self.surrogate, lam, masks)
-        return with_gradients(value[0], pos, neg, *value[1:]) / unit
+        with torch.no_grad():
+            # logarithms, since the exponentials themselves would overflow
+            differences = neg.unsqueeze(-2) - pos.unsqueeze(-1)
+            losses = self.surrogate.value(differences)
+            exponents = losses / column(column(self.lam * unit))
+            if neg_mask is not None:
+                exponents = exponents.masked_fill(~neg_mask.unsqueeze(-2), -torch.inf)
+            inner = torch.logsumexp(exponents, dim=-1) - column(_log_number(neg, neg_mask))
+            log_u = _log_moving_average(self.log_u.take(index).to(dtype), inner, self.gamma0)
+            if pos_mask is not None:
+                log_u = torch.where(pos_mask, log_u, _LOG_ZERO)
+            ratio = self.lam / self.lam_prime
+            powers = log_u * ratio if pos_mask is None else (log_u * ratio).masked_fill(~pos_mask, -torch.inf)
+            outer = torch.logsumexp(powers, dim=-1) - _log_number(powers, pos_mask)
+            log_v = in_play(_log_moving_average(self.log_v.to(dtype), outer, self.gamma1), self.log_v.to(dtype), masks)
+            put_(self.log_u, index, log_u)
+            self.log_v.copy_(log_v)
+            log_weights = (ratio - 1.0) * log_u - column(log_v)  # log p_ij - l_ij / lambda
+            num_pairs = number(pos, pos_mask) * number(neg, neg_mask)
+            if pos_mask is not None:
+                log_weights = log_weights.masked_fill(~pos_mask, -torch.inf)
+            weights = torch.exp(log_weights.unsqueeze(-1) + exponents).div_(column(column(num_pairs)))
+            value = (weights * losses).sum((-2, -1))
+            slopes = weights.mul_(self.surrogate.derivative(differences))
+        return with_gradients(value, pos, neg, -slopes.sum(-1), slopes.sum(-2)) / unit
 
 
 def _log_number(scores: Tensor, mask: Tensor | None) -> float | Tensor:
@@ -233,46 +241,3 @@ def _log_moving_average(log_average: Tensor, log_value: Tensor, rate: float) -> 
     if rate == 1.0:
         return log_value.clone()
     return torch.logaddexp(log_average + math.log1p(-rate), log_value + math.log(rate))
-
-
-def _blocks(
-    pos: Tensor, neg: Tensor, surrogate: Surrogate, lam: float | Tensor, masks: TaskMasks | None
-) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-    """Block by block of positives: which, differences, losses, and losses over lambda, -inf where nothing is."""
-    rows, scale = max(1, _BLOCK // neg.numel()), column(column(lam))
-    for start in range(0, pos.shape[-1], rows):
-        block = slice(start, start + rows)
-        t = neg.unsqueeze(-2) - pos[..., block].unsqueeze(-1)
-        loss = surrogate.value(t)
-        exponents = loss / scale
-        if masks is not None:
-            exponents = exponents.masked_fill(~masks.neg.unsqueeze(-2), -torch.inf)
-        yield block, t, loss, exponents
-
-
-@torch.no_grad()
-def _log_mean_exp_loss(
-    pos: Tensor, neg: Tensor, surrogate: Surrogate, lam: float | Tensor, masks: TaskMasks | None
-) -> Tensor:
-    r"""For every positive, :math:`\log E_N \exp(\ell_{ij} / \lambda)`; the exponential itself would overflow."""
-    rows = [torch.logsumexp(exponents, dim=-1) for *_, exponents in _blocks(pos, neg, surrogate, lam, masks)]
-    return torch.cat(rows, dim=-1) - column(_log_number(neg, None if masks is None else masks.neg))
-
-
-@torch.no_grad()
-def _weighted_pair_loss(
-    pos: Tensor, neg: Tensor, log_weights: Tensor, surrogate: Surrogate, lam: float | Tensor, masks: TaskMasks | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    r"""The mean of :math:`p_{ij} \ell_{ij}` over all pairs, with constant :math:`p_{ij}`, and its gradients."""
-    pairs: float | Tensor = pos.shape[-1] * neg.shape[-1]
-    if masks is not None:
-        pairs = column(column(number(pos, masks.pos) * number(neg, masks.neg)))
-        log_weights = log_weights.masked_fill(~masks.pos, -torch.inf)
-    value, pos_grad, neg_grad = pos.new_zeros(pos.shape[:-1]), torch.zeros_like(pos), torch.zeros_like(neg)
-    for block, t, loss, exponents in _blocks(pos, neg, surrogate, lam, masks):
-        weight = torch.exp(log_weights[..., block].unsqueeze(-1) + exponents).div_(pairs)
-        value += (weight * loss).sum((-2, -1))
-        slope = weight.mul_(surrogate.derivative(t))
-        neg_grad += slope.sum(-2)
-        pos_grad[..., block] = -slope.sum(-1)
-    return value, pos_grad, neg_grad

@@ -70,10 +70,10 @@ class PerPositiveDuals:
     starts_from_batch: ClassVar[bool] = False
 
     def __init__(self, algorithm: STACO) -> None:
-        others = set(algorithm._specs)
+        others = set(algorithm.state_specs)
         self.own = algorithm
         self.declare()
-        self.names = set(algorithm._specs) - others
+        self.names = set(algorithm.state_specs) - others
         algorithm.starts_from_batch = self.starts_from_batch
 
     def declare(self) -> None:
@@ -194,7 +194,7 @@ class PerPositiveDuals:
             self.own.entries(self.own.y, label).fill_(1.0 - min_tpr)
             put_(self.own.s, places, s)
             put_(self.own.y, places, y)
-        (self.own.s_prime if self.own.num_tasks is None else self.own.s_prime[label]).copy_(s_prime)
+        (self.own.s_prime if self.own.tasks is None else self.own.s_prime[label]).copy_(s_prime)
 
 
 # What steers the variables of each positive, and what STACO has where nobody says otherwise.
@@ -437,7 +437,7 @@ class STACO(PairwiseAlgorithm):
         kind = self.kinds_of_duals[self.duals or ("tracked" if tracks else "per_positive")]
         if type(self._duals) is not kind:
             for name in self._duals.names:
-                del self._specs[name]
+                del self.state_specs[name]
             self._duals = kind(self)
         self._started = [self.dual_init != "exact" or self.starts_from_batch] * num_labels
 

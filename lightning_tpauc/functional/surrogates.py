@@ -35,6 +35,28 @@ class PowerForm:
             msg = f"Expected `degree` to be 1 or 2, and 2 if `two_sided`, but got {self}. Leave `power` out."
             raise ArgumentError(msg)
 
+    def value(self, t: Tensor) -> Tensor:
+        """The loss of score differences."""
+        return self._times_coefficient(self._base(t) if self.degree == 1 else self._base(t).square())
+
+    def derivative(self, t: Tensor) -> Tensor:
+        """The derivative of :meth:`value`, 0 where the loss begins."""
+        if self.degree == 1:
+            return self._times_coefficient((t > -self.margin).to(t.dtype))
+        return self._times_coefficient(self._base(t) * 2.0)
+
+    def inverse(self, v: Tensor) -> Tensor:
+        """The largest difference whose loss is at most ``v``; -inf where none is. The coefficient has to be above 0."""
+        base = v if self.coefficient == 1.0 else v / self.coefficient
+        root = base if self.degree == 1 else base.clamp_min(0.0).sqrt()
+        return torch.where(v < 0, -torch.inf, root - self.margin)
+
+    def _base(self, t: Tensor) -> Tensor:
+        return t + self.margin if self.two_sided else (t + self.margin).clamp_min(0.0)
+
+    def _times_coefficient(self, x: Tensor) -> Tensor:
+        return x if self.coefficient == 1.0 else self.coefficient * x
+
 
 @dataclass(frozen=True)
 class Surrogate:
@@ -89,39 +111,7 @@ class Surrogate:
 SurrogateFactory = Callable[[float, float], Surrogate]
 
 
-# Module-level functions with bound arguments instead of closures: algorithms that hold a surrogate stay picklable.
-
-
-def _squared_hinge_value(t: Tensor, margin: float) -> Tensor:
-    return (t + margin).clamp_min(0.0).square()
-
-
-def _squared_hinge_derivative(t: Tensor, margin: float) -> Tensor:
-    return (t + margin).clamp_min(0.0) * 2.0
-
-
-def _root_inverse(v: Tensor, margin: float) -> Tensor:
-    return torch.where(v < 0, -torch.inf, v.clamp_min(0.0).sqrt() - margin)
-
-
-def _hinge_value(t: Tensor, margin: float) -> Tensor:
-    return (t + margin).clamp_min(0.0)
-
-
-def _hinge_derivative(t: Tensor, margin: float) -> Tensor:
-    return (t > -margin).to(t.dtype)
-
-
-def _hinge_inverse(v: Tensor, margin: float) -> Tensor:
-    return torch.where(v < 0, -torch.inf, v - margin)
-
-
-def _square_value(t: Tensor, margin: float) -> Tensor:
-    return (t + margin).square()
-
-
-def _square_derivative(t: Tensor, margin: float) -> Tensor:
-    return (t + margin) * 2.0
+# Methods, and functions with bound arguments, instead of closures: algorithms that hold a surrogate stay picklable.
 
 
 def _logistic_value(t: Tensor, scale: float) -> Tensor:
@@ -168,37 +158,37 @@ def _smooth_ramp_inverse(v: Tensor, margin: float) -> Tensor:
     return torch.where(v < 1.0, torch.where(v < 0, -torch.inf, u * margin), torch.inf)
 
 
+#: Value, derivative and inverse of losses that are no power.
 _FUNCTIONS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., Tensor]]] = {
-    "squared_hinge": (_squared_hinge_value, _squared_hinge_derivative, _root_inverse),
-    "hinge": (_hinge_value, _hinge_derivative, _hinge_inverse),
-    "square": (_square_value, _square_derivative, _root_inverse),
     "logistic": (_logistic_value, _logistic_derivative, _logistic_inverse),
     "ramp": (_ramp_value, _ramp_derivative, _ramp_inverse),
     "smooth_ramp": (_smooth_ramp_value, _smooth_ramp_derivative, _smooth_ramp_inverse),
 }
-
-
-def _power_form(name: str, m: float) -> PowerForm | tuple[PowerForm, ...] | None:
-    if name == "ramp":
-        return PowerForm(m, 1, coefficient=1.0 / m), PowerForm(0.0, 1, coefficient=-1.0 / m)
-    if name == "smooth_ramp":
-        c = 0.5 / m**2
-        return tuple(PowerForm(at, 2, coefficient=k * c) for at, k in ((m, 1.0), (0.0, -2.0), (-m, 1.0)))
-    return None if name == "logistic" else PowerForm(m, 1 if name == "hinge" else 2, two_sided=name == "square")
+_NAMES = ("hinge", "square", "squared_hinge", *_FUNCTIONS)
 
 
 def _built_in(name: str, margin: float, scale: float) -> Surrogate:
-    if "ramp" in name and margin == 0.0:
-        msg = f"Expected `margin` to be above 0 for {name!r}, which rises over that width, but got {margin!r}."
-        raise ArgumentError(msg)
-    constant = {"scale": scale} if name == "logistic" else {"margin": margin}
+    if name not in _FUNCTIONS:
+        form = PowerForm(margin, 1 if name == "hinge" else 2, two_sided=name == "square")
+        return Surrogate(name, form.value, form.derivative, form.inverse, name != "square", form)
+    power = None
+    if name != "logistic":
+        if margin == 0.0:
+            msg = f"Expected `margin` to be above 0 for {name!r}, which rises over that width, but got {margin!r}."
+            raise ArgumentError(msg)
+        if name == "ramp":
+            power = PowerForm(margin, 1, coefficient=1.0 / margin), PowerForm(0.0, 1, coefficient=-1.0 / margin)
+        else:
+            starts = ((margin, 1.0), (0.0, -2.0), (-margin, 1.0))
+            power = tuple(PowerForm(start, 2, coefficient=k * (0.5 / margin**2)) for start, k in starts)
+    constant = {"scale": scale} if power is None else {"margin": margin}
     value, derivative, inverse = (partial(function, **constant) for function in _FUNCTIONS[name])
-    return Surrogate(name, value, derivative, inverse, name != "square", _power_form(name, margin))
+    return Surrogate(name, value, derivative, inverse, True, power)
 
 
 # Each remembers what it built, so that equal arguments give one object.
 _FACTORIES: dict[str, SurrogateFactory] = {
-    **{name: lru_cache(partial(_built_in, name)) for name in _FUNCTIONS},
+    **{name: lru_cache(partial(_built_in, name)) for name in _NAMES},
 }
 
 
@@ -290,10 +280,8 @@ def register_surrogate(name: str, factory: SurrogateFactory) -> None:
 
 def _check_loss(loss: Surrogate) -> None:
     t = torch.linspace(-4.0, 4.0, 65, dtype=torch.float64)
-    values, summed = loss.value(t), torch.zeros_like(t)
-    for piece in loss.pieces:
-        base = t + piece.margin
-        summed += piece.coefficient * (base if piece.two_sided else base.clamp_min(0.0)) ** piece.degree
+    values = loss.value(t)
+    summed = sum((piece.value(t) for piece in loss.pieces), torch.zeros_like(t))
     msg = None
     if not bool((values >= 0).all()):
         msg = f"Expected the surrogate {loss.name!r} to be non-negative, but it falls to {values.min()} on [-4, 4]."

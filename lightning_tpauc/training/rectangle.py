@@ -281,7 +281,7 @@ class RectangleSchedule:
     def __init__(self, algorithm: Algorithm, steps: int, hold_at: float = 0.85) -> None:
         self.algorithm, self.steps, self.hold_at = algorithm, steps, hold_at
         self.every = max(1, steps // _MOVES)
-        count = algorithm.num_tasks or 1
+        count = len(algorithm.rectangles)
         self.held, self.ratios = [False] * count, [math.nan] * count
         self.held_out: list[list[float]] = []
         self.decided_after = self.refusals = self.waits = 0

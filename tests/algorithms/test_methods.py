@@ -76,7 +76,7 @@ def test_a_step_changes_what_it_is_told_to_and_a_rollback_leaves_no_trace(method
     changed = [n for n, v in tensors_of(before).items() if not torch.equal(getattr(algorithm, n), v)]
     assert changed or method == "CrossEntropy"
     others = torch.ones(12, dtype=torch.bool).index_fill(0, index, False)
-    for name in (n for n, spec in algorithm._specs.items() if spec.kind == "positive"):
+    for name in (n for n, spec in algorithm.state_specs.items() if spec.kind == "positive"):
         assert torch.equal(getattr(algorithm, name)[others], before[name][others]), name
     for at in (index, given):
         algorithm.rollback(at, snapshot)

@@ -60,7 +60,7 @@ def both(make, described=True):
 
 
 def assert_equal_states(together, alone):
-    for name, spec in together._specs.items():
+    for name, spec in together.state_specs.items():
         state = getattr(together, name)
         for k, one in enumerate(alone):
             own = together.entries(state, k) if spec.kind in ("positive", "dense") else state[k]
@@ -221,7 +221,7 @@ def test_a_state_of_tasks_is_saved_resumed_and_rolled_back(duals):
     snapshot = together.snapshot(places)
     step(together, batches[3])
     together.rollback(places, snapshot)
-    for name in together._specs:
+    for name in together.state_specs:
         assert torch.equal(getattr(together, name), saved[name])
     expected = [step(together, batch) for batch in batches[3:]]
     resumed, _, _ = both(make)

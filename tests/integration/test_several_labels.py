@@ -74,7 +74,7 @@ def test_each_label_is_trained_as_if_alone(method):
             algorithm, OneHead(heads, k), [alone(b, k) for b in batches], own, lr=lr * share, num_positives=SIZES[k]
         )
         assert_close(module.backbone.weight[k], one.backbone.weight, "trajectory64")
-        for name, spec in one.algorithm._specs.items():
+        for name, spec in one.algorithm.state_specs.items():
             state = getattr(module.algorithm, name)
             state = module.algorithm.entries(state, k) if spec.kind in ("positive", "dense") else state[k]
             assert_close(state, getattr(one.algorithm, name), "trajectory64")
