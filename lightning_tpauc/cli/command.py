@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import copy
+import functools
+import importlib
 import json
 import logging
 import os
@@ -13,14 +16,15 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
+from jsonargparse import ArgumentParser, Namespace
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
@@ -28,10 +32,11 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from typing_extensions import override
 
 from lightning_tpauc import algorithms, data, models
-from lightning_tpauc.cli.compare import ComparingTrainer, options_of, run_comparison
-from lightning_tpauc.comparison.training import as_list
+from lightning_tpauc.algorithms import Algorithm
+from lightning_tpauc.comparison import Comparison
+from lightning_tpauc.comparison.training import Run, Setup, as_list
 from lightning_tpauc.data import PosNegDataModule
-from lightning_tpauc.errors import TPAUCError, TPAUCWarning
+from lightning_tpauc.errors import ArgumentError, TPAUCError, TPAUCWarning
 from lightning_tpauc.lightning_fixes.checkpoint_files import AtomicCheckpointIO
 from lightning_tpauc.lightning_fixes.unsupported import refuse_strategy_name
 from lightning_tpauc.metrics.figures import ROCFigure
@@ -97,6 +102,22 @@ def explain(message: str, known: Iterable[str]) -> str:
     return message
 
 
+def options_of(class_path: str) -> list[str]:
+    """Names of the arguments that a class takes in a configuration; empty if it can't be imported.
+
+    Example:
+        >>> options_of("lightning_tpauc.models.Linear")
+        ['num_features', 'bias', 'num_labels']
+    """
+    module, _, name = class_path.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module), name)
+        added = ArgumentParser(exit_on_error=False).add_class_arguments(cls, "init", fail_untyped=False)
+    except (ImportError, AttributeError, TypeError, ValueError):
+        return []
+    return list(dict.fromkeys(key.split(".")[1] for key in added))
+
+
 class TPAUCArgumentParser(LightningArgumentParser):
     """Parser whose messages are one line long, and that takes ``null`` for options of classes inside of classes."""
 
@@ -119,6 +140,95 @@ def _as_yaml(word: str) -> str:
     with contextlib.suppress(SyntaxError, ValueError, TypeError):
         return f"{option}={json.dumps(ast.literal_eval(value))}" if "None" in value else word
     return word
+
+
+# ---------------------------------------------------------------- a comparison of methods
+
+
+class ComparingTrainer(Trainer):
+    """Lightning's Trainer, and beside it what the command's ``compare`` takes."""
+
+    def compare(
+        self,
+        model: Any = None,
+        datamodule: Any = None,
+        folder: str = "comparison",
+        methods: list[str] | None = None,
+        trials: int = 1,
+        seeds: int = 1,
+        folds: int | None = None,
+        processes: int = 1,
+        ckpt_path: str | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Train several methods on the same data and say which one is ahead.
+
+        Args:
+            model: replaced by the command's.
+            datamodule: replaced by the command's.
+            folder: Where report.html, tables and pictures go; the same command goes on there after a kill.
+            methods: Names of methods. Default: cross-entropy, balanced cross-entropy, STACO, and PAUCI for one label.
+            trials: Learning rates of each method, the default and others around it, chosen on validation data.
+            seeds: Repetitions with other initial weights and batches.
+            folds: Folds of a cross-validation, each of them a repetition.
+            processes: Trainings that run side by side, each in a process and a thread of its own, on CPUs.
+            ckpt_path: Not used: all methods start from the same untrained weights, or from the model's init_from.
+            weights_only: Not used.
+        """
+
+
+def _setup(config: Namespace, instantiate: Callable[[Namespace], Any], seed: int) -> Setup:
+    """Makes modules and data of a configuration anew, and takes its Trainer's arguments."""
+
+    def module(algorithm: Algorithm, options: Mapping[str, Any]) -> TPAUCModule:
+        own = copy.deepcopy(config)
+        for name, value in {"algorithm": algorithm, **options}.items():
+            own.model[f"init_args.{name}"] = value
+        made: TPAUCModule = instantiate(own).model
+        return made
+
+    @functools.lru_cache(maxsize=1)  # read once for all methods
+    def datamodule(run: Run) -> LightningDataModule:
+        own, known = copy.deepcopy(config), options_of(config.data.class_path)
+        given = config.data.get("init_args") or {}
+        values: dict[str, Any] = {"seed": int(given.get("seed") or 0) + run.seed - seed} if "seed" in known else {}
+        if run.fold is not None:
+            values |= {"num_folds": config.folds, "fold": run.fold, "val_fraction": None}
+        if run.fold is not None and "num_folds" not in known:
+            msg = f"`folds` needs data that can be cut into folds, but {config.data.class_path} takes no `num_folds`."
+            raise ArgumentError(msg)
+        for name, value in values.items():
+            own.data[f"init_args.{name}"] = value
+        made: LightningDataModule = instantiate(own).data
+        return made
+
+    settings = {name: config[name].as_dict() for name in ("model", "data")}
+    settings["model"].get("init_args", {}).pop("algorithm", None)
+    trainer = dict(instantiate(copy.deepcopy(config)).trainer)
+    return Setup(module, datamodule, {**trainer, "logger": False, "default_root_dir": None}, settings)
+
+
+def run_comparison(config: Namespace, instantiate: Callable[[Namespace], Any], model: TPAUCModule) -> str:
+    """Run the comparison that the command line describes."""
+    msg = ""
+    if config.get("data") is None:
+        msg = "`compare` needs `--data`: name a data module."
+    elif config.get("ckpt_path"):
+        msg = (
+            "`compare` takes no `ckpt_path`: all methods start from the same weights. Give trained ones as "
+            "`--model.init_from`."
+        )
+    elif "algorithm" not in options_of(config.model.class_path):
+        msg = f"`compare` replaces the model's `algorithm`, but {config.model.class_path} takes no such argument."
+    if msg:
+        raise ArgumentError(msg)
+    given = config.get("seed_everything")
+    seed = given if isinstance(given, int) and not isinstance(given, bool) else 0
+    options = {name: config.get(name) for name in ("methods", "trials", "seeds", "folds", "processes")}
+    options |= {"rectangles": config.model.init_args.get("rectangles") or (), "first_seed": seed}
+    rectangle = model.algorithm.min_tpr, model.algorithm.max_fpr
+    report = Comparison(_setup(config, instantiate, seed), config.folder, rectangle, **options).run()
+    return f"{report}\n\n{Path(report.folder) / 'report.html'} shows the curves, too."
 
 
 # ---------------------------------------------------------------- what is saved

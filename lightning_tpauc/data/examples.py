@@ -554,34 +554,27 @@ class _FetchItems:
         labelled = not any(label is NOTHING for label in labels)
         keys: Any = items[0] if isinstance(items[0], Mapping) else ()
         left_out = self.entries.named.union(name for name in NAMES if name not in keys)
-        if type(batch) in (tuple, list):
-            if labelled and not (len(batch) > 1 and same_numbers(batch[-1], labels)):
-                msg = (
-                    f"Expected `collate_fn` to return (inputs, labels), but the last of {len(batch)} entries does not "
-                    f"hold the {len(labels)} labels of the {len(labels)} items. It may drop and replace none."
-                )
-                raise DataError(msg)
-            batch = without_label(batch) if labelled else batch[0] if len(batch) == 1 else tuple(batch)
+        is_tuple, right = type(batch) in (tuple, list), True
+        if labelled and is_tuple:
+            right = len(batch) > 1 and same_numbers(batch[-1], labels)
         elif labelled and isinstance(batch, Mapping):
-            own = [batch[key] for key in batch if key in left_out - self.entries.others]
-            if any(len(numbers_of(entry)) == len(labels) and not same_numbers(entry, labels) for entry in own):
-                msg = "Expected `collate_fn` to keep the order of the items, but its labels are in another one."
-                raise DataError(msg)
+            own = [numbers_of(batch[key]) for key in batch if key in left_out - self.entries.others]
+            right = all(same_numbers(entry, labels) for entry in own if len(entry) == len(labels))
+        if is_tuple and right:
+            batch = without_label(batch) if labelled else batch[0] if len(batch) == 1 else tuple(batch)
         batch = without(batch, left_out)
-        _check_count(batch, len(items))
+        parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple) else [batch]
+        shapes = [tuple(part.shape[:2]) for part in parts if isinstance(part, Tensor) and part.ndim]
+        # Some batches have the examples on their second axis.
+        complete = not shapes or len(parts) == len(items) or any(len(items) in shape for shape in shapes)
+        if not right or not complete:
+            msg = (
+                f"Expected `collate_fn` to return all {len(items)} items in their order, a tuple as (inputs, labels), "
+                f"but {'the number of examples differs' if right else 'it does not hold the labels of the items'}. "
+                "Leave items out before, for instance with torch.utils.data.Subset."
+            )
+            raise DataError(msg)
         return batch
-
-
-def _check_count(batch: Any, count: int) -> None:
-    """Whether a batch may hold as many examples as there were items; some put them on the second axis."""
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple) else [batch]
-    shapes = [tuple(part.shape) for part in parts if isinstance(part, Tensor) and part.ndim]
-    if shapes and len(parts) != count and not any(count in shape[:2] for shape in shapes):
-        msg = (
-            f"Expected `collate_fn` to make a batch of all {count} items, but got shape {shapes[0]}. Leave items out "
-            "before, for instance with torch.utils.data.Subset."
-        )
-        raise DataError(msg)
 
 
 def is_random(dataset: Any, rows: Indices) -> bool:

@@ -283,21 +283,18 @@ def _in_columns(labels: NDArray[Any], name: str) -> NDArray[Any]:
 
 def _refuse(labels: NDArray[Any], wrong: NDArray[np.bool_], columns: Any, name: str, *, numbers: bool) -> None:
     """Say which labels are neither 0 nor 1, and how to make these."""
-    where, remedy, kind = "", "Pass 0 and 1, and nan where a label was not measured.", "" if numbers else labels.dtype
+    where, remedy = "", "Pass 0 and 1, and nan where a label was not measured."
     if labels.ndim == 2:
         number = int(wrong.any(axis=0).argmax())
         where = f" in column {number if columns is None else repr(columns[number])}"
         labels = labels[wrong[:, number], number]
     counts = Counter(labels.tolist())
-    found = [*map(repr, sorted(counts) if numbers else counts)]
+    found = sorted(counts) if numbers else sorted(counts, key=lambda value: -counts[value])  # the rarest is last
     if not where:
-        one = found[-1] if numbers else repr(min(counts, key=counts.__getitem__))
-        remedy = (
-            f"Choose the positive class: `targets=(y == {one})` with an array y, or "
-            f"`targets=lambda label: label == {one}`."
-        )
-    shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
-    msg = f"Expected labels 0 and 1 in `{name}`, but found {f'{kind} ' if kind else ''}{shown}{where}. {remedy}"
+        one = repr(found[-1])
+        remedy = f"Choose the positive class: `targets=(y == {one})`, or `targets=lambda label: label == {one}`."
+    shown = ("" if numbers else f"{labels.dtype} ") + ", ".join(map(repr, found[:5])) + ", ..." * (len(found) > 5)
+    msg = f"Expected labels 0 and 1 in `{name}`, but found {shown}{where}. {remedy}"
     raise DataError(msg)
 
 

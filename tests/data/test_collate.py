@@ -141,7 +141,7 @@ def test_what_may_be_returned(collate_fn, check):
 )
 def test_a_tuple_without_the_labels_is_refused(collate_fn):
     with pytest.raises(
-        DataError, match=r"`collate_fn` to return \(inputs, labels\), but .* does not hold the 12 labels"
+        DataError, match=r"`collate_fn` to return all 12 items .* does not hold the labels of the items"
     ):
         next(iter(ready(collate_fn=collate_fn).train_dataloader()))
 
@@ -152,7 +152,7 @@ def by_length(items):
 
 def test_a_mapping_keeps_the_labels_in_the_order_of_the_items():
     """As of texts that are sorted by their length for `pack_padded_sequence`."""
-    with pytest.raises(DataError, match="keep the order of the items, but its labels are in another one"):
+    with pytest.raises(DataError, match=r"all 12 items in their order, .* does not hold the labels of the items"):
         next(iter(ready(collate_fn=lambda items: pad_to_mapping(by_length(items))).train_dataloader()))
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from lightning_tpauc.data.digits import DigitsDataModule
+from lightning_tpauc.data.source_files import DigitsDataModule
 
 
 def ready(**kwargs):
