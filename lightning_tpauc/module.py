@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.plugins.precision import DoublePrecision
 from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from torch import Tensor, nn
 
@@ -525,6 +526,9 @@ class TPAUCModule(ScoringModel):
         """
         if not self.__dict__.pop("_awaits_weights", False):
             self.operating_point = None
+        trainer = self._trainer
+        if trainer is not None and isinstance(trainer.precision_plugin, DoublePrecision):
+            trainer.precision_plugin.convert_module(self)  # Lightning does so afterwards: weights would be rounded
         load = super().load_state_dict
         return load_state(self, lambda: load(state_dict, strict=strict, assign=assign))
 

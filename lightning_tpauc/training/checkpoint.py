@@ -18,7 +18,6 @@ import torch
 from lightning.fabric.utilities.data import AttributeDict
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.core.mixins import hparams_mixin
-from lightning.pytorch.plugins.precision import DoublePrecision
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ from typing_extensions import override
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.data.datamodule import SAMPLING_ARGUMENTS
 from lightning_tpauc.distributed import gather_objects, rank, reshard, starts_processes, whole, world_size
-from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning, UnsupportedError
+from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.lightning_fixes.checkpoint_files import make_plain
 from lightning_tpauc.lightning_fixes.resuming import amid_validation, continue_loops, mark_validation_pending
@@ -63,13 +62,8 @@ class SavesTraining(Callback):
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Refuse a module whose own hook has not read what the run goes on from."""
-        if trainer.state.fn == TrainerFn.FITTING and pl_module.training_state.phase is not Phase.LOADED:
-            name = type(pl_module).on_load_checkpoint.__qualname__
-            msg = (
-                f"{name} did not call `super().on_load_checkpoint(checkpoint)`, which reads what the run goes on from."
-            )
-            raise UnsupportedError(msg)
+        """Read the training, even where the module's own hook does not call ours."""
+        prepare_loading(pl_module, checkpoint)
 
 
 def save(module: ScoringModel, checkpoint: dict[str, Any], trainer: Trainer | None = None) -> None:
@@ -161,10 +155,7 @@ def _negatives(trainer: Trainer, batches_seen: int, *, alone: bool) -> list[Any]
 
 
 def prepare_loading(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
-    """Keep what a loaded checkpoint holds of a training, before Lightning loads its weights into the module.
-
-    A Trainer in double precision converts the module only after that, which would round the weights to float32. So the
-    module is converted here already.
+    """Keep what a loaded checkpoint holds beside the weights; reading it twice is as good as once.
 
     Raises:
         CheckpointError: if training is to resume from it, and it holds weights alone or has other options of the
@@ -184,8 +175,6 @@ def prepare_loading(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
     if RECTANGLE in checkpoint:
         _take_rectangle(module, checkpoint, resumes=resumes)
     _take_layout(module, checkpoint)
-    if trainer is not None and isinstance(trainer.precision_plugin, DoublePrecision):
-        trainer.precision_plugin.convert_module(module)
     if entry is not None and resumes:
         module.training_state.load_checkpoint({**entry, "optimizer_states": checkpoint.get("optimizer_states")})
     else:

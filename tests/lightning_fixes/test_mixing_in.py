@@ -1,5 +1,6 @@
 """TPAUCModule in front of somebody's LightningModule: what is theirs stays theirs."""
 
+import contextlib
 import inspect
 import re
 import warnings
@@ -15,7 +16,7 @@ from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
 from tests.helpers.paths import ROOT
-from tests.helpers.problems import DIM, NUM_POS, eval_loader, loader, make_batches, make_trainer
+from tests.helpers.problems import DIM, NUM_POS, eval_loader, loader, make_batches, make_trainer, noisy_labels
 
 
 class Theirs(LightningModule):
@@ -230,10 +231,10 @@ def test_their_metrics_are_listed_once_by_name():
 # ---------------------------------------------------------------- hooks without super
 
 
-def fit(cls, tmp_path=None, ckpt_path=None, **options):
+def fit(cls, **options):
     module = cls(nn.Linear(DIM, 1), algorithm(), num_positives=NUM_POS)
     trainer = make_trainer(**options)
-    trainer.fit(module, loader(make_batches(3, dtype=torch.float64)[0]), ckpt_path=ckpt_path)
+    trainer.fit(module, loader(make_batches(3, dtype=torch.float64)[0]))
     return module, trainer
 
 
@@ -269,18 +270,37 @@ def test_callbacks_that_a_subclass_leaves_out_are_missed():
         make_trainer().fit(module, loader(make_batches(1)[0]))
 
 
-def test_a_checkpoint_is_whole_though_the_module_adds_to_it_without_super(tmp_path):
+@pytest.mark.parametrize("precision", ["32-true", "64-true"])
+def test_a_run_resumes_bit_for_bit_though_the_hooks_of_its_checkpoints_lack_super(tmp_path, precision):
     class Mine(TPAUCModule):
         def on_save_checkpoint(self, checkpoint):
             checkpoint["mine"] = 5
 
-    torch.manual_seed(0)
-    straight, _ = fit(Mine, max_epochs=2)
-    torch.manual_seed(0)
-    _, trainer = fit(Mine)
-    trainer.save_checkpoint(tmp_path / "a.ckpt")
-    assert torch.load(tmp_path / "a.ckpt", weights_only=True)["mine"] == 5
-    resumed, _ = fit(Mine, ckpt_path=tmp_path / "a.ckpt", max_epochs=2)
+        def on_load_checkpoint(self, checkpoint):
+            self.found = checkpoint["mine"]
+
+    class Stopped(Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.global_step == 4:
+                trainer.save_checkpoint(tmp_path / "a.ckpt")
+                raise KeyboardInterrupt
+
+    def run(*callbacks, ckpt_path=None):
+        torch.manual_seed(0)
+        module = Mine(nn.Linear(3, 1), STACO(gamma=2.0), lambda p: torch.optim.Adam(p, lr=0.05))
+        data = PosNegDataModule(noisy_labels(200, 3, 0.3), num_pos=8, num_neg=16, val_fraction=0.3)
+        trainer = make_trainer(max_epochs=3, precision=precision, callbacks=list(callbacks))
+        with contextlib.suppress(SystemExit, KeyboardInterrupt):
+            trainer.fit(module, data, ckpt_path=ckpt_path)
+        return module, trainer
+
+    straight, trainer = run()
+    run(Stopped())
+    torch.manual_seed(7)
+    resumed, _ = run(ckpt_path=tmp_path / "a.ckpt")
+    assert trainer.global_step > 8
+    assert resumed.found == 5
+    assert resumed.threshold == straight.threshold
     assert torch.equal(resumed.backbone.weight, straight.backbone.weight)
 
 
