@@ -28,10 +28,10 @@ from lightning_tpauc.data.examples import (
 )
 from lightning_tpauc.data.loader import EvalLoader, PosNegLoader, training_position
 from lightning_tpauc.data.parts import EvaluatedPart, Examples, Given, PreparedData, describe
-from lightning_tpauc.data.sampler import SAMPLERS, BatchSampler, BatchSizes, current_world, sampler_of, usual_sizes
+from lightning_tpauc.data.sampler import SAMPLERS, BatchSampler, BatchSizes, current_world, sampler_of
 from lightning_tpauc.data.seeding import as_seed, say_what_seeds
 from lightning_tpauc.data.splits import Split, as_fraction, check_validation_source
-from lightning_tpauc.data.streaming import NegativeStream, ScoredStream, StreamCursor, StreamedLoader, as_stream
+from lightning_tpauc.data.streaming import NegativeStream, ScoredStream, StreamCursor, StreamedLoader
 from lightning_tpauc.errors import DataError, TPAUCWarning
 from lightning_tpauc.functional.checks import check_choice, check_count
 
@@ -134,7 +134,6 @@ class PosNegDataModule(LightningDataModule):
         (torch.Size([8, 3]), 2, 6)
     """
 
-    _said_capped = False
     _cursor: StreamCursor | None = None
 
     def __init__(
@@ -232,7 +231,9 @@ class PosNegDataModule(LightningDataModule):
             self._cursor = None
         self._raw, self._dtype = raw, float_dtype(self.trainer)
         if stage in ("fit", None) and raw.train is not None:
-            self.batch_sampler()
+            message = self.batch_sampler().cap_message(current_world().size, asked=self.num_pos is not None)
+            if message is not None:
+                rank_zero_warn(message, category=TPAUCWarning)
             say_what_seeds(self.seed, self.split_seed)
         # or by loaders of a subclass's own
         validates = self._prepared.validates or type(self).val_dataloader is not PosNegDataModule.val_dataloader
@@ -329,7 +330,11 @@ class PosNegDataModule(LightningDataModule):
             DataError: if the length of the stream is unknown.
         """
         stream = self._stream()
-        return len(self._prepared.training.by_class[1]) if stream is None else stream.known_length()
+        count = len(self._prepared.training.by_class[1]) if stream is None else stream.length
+        if count is None:
+            msg = "The number of negatives is unknown: the stream has no `__len__`. Define it."
+            raise DataError(msg)
+        return count
 
     @property
     def steps_per_epoch(self) -> int:
@@ -355,19 +360,17 @@ class PosNegDataModule(LightningDataModule):
         algorithm, world_size = getattr(self._module, "algorithm", None), current_world().size
         kind = self.sampling if self.sampling != "auto" else getattr(algorithm, "sampling", "pos_neg")
         stream, prepared, needs_dual = self._stream(), self._prepared, getattr(algorithm, "needs_dual_negatives", None)
-        num_pos, num_neg = usual_sizes(self.num_pos, self.num_neg, several=self.num_labels is not None)
-        if self.num_neg is None and stream is None:
-            num_neg = min(num_neg, max(1, len(prepared.training.by_class[1]) // world_size))
+        # Several labels share the positives of a step. See benchmarks/README.md.
+        usual_pos, usual_neg = (64, 192) if self.num_labels is None else (128, 128)
+        if stream is None:
+            usual_neg = min(usual_neg, max(1, len(prepared.training.by_class[1]) // world_size))
+        num_pos, num_neg = self.num_pos or usual_pos, self.num_neg or usual_neg
         num_dual_neg = (num_neg if needs_dual else 0) if self.num_dual_neg is None else self.num_dual_neg
         reads_dual = kind == "pos_neg" and needs_dual is not False  # None: no algorithm says
         sizes = BatchSizes(num_pos, num_neg, num_dual_neg if reads_dual else 0)
         sampler = sampler_of(prepared.training, kind, sizes, self.seed, stream)
         sampler.epoch_steps = self._epoch_steps
         sampler.global_sizes(world_size)
-        message = sampler.cap_message(world_size, asked=self.num_pos is not None)
-        if message and not self._said_capped:
-            self._said_capped = True
-            rank_zero_warn(message, category=TPAUCWarning)
         return sampler
 
     @property
@@ -473,8 +476,12 @@ class PosNegDataModule(LightningDataModule):
         They are taken from those of the two :meth:`scoring_dataloaders`, each ``(num_examples, K)``.
         """
         tasks: Any = self._prepared.training.tasks
-        scores: list[tuple[Tensor, Tensor]] = tasks.cut_scores(pos_scores, other_scores)
-        return scores
+        rows = np.concatenate([tasks.some_positive, tasks.others])
+        order, device = np.argsort(rows), pos_scores.device
+        scores = torch.cat([pos_scores, other_scores.reshape(-1, pos_scores.shape[1])])
+        labels = torch.from_numpy(tasks.labels[rows[order]]).to(device)
+        columns = zip(scores[torch.from_numpy(order).to(device)].T, labels.T, strict=True)
+        return [(its_scores[known == 1], its_scores[known == 0]) for its_scores, known in columns]
 
     def _eval_loader(self, part: EvaluatedPart, *, persistent: bool = True) -> EvalLoader:
         how = self.batch_size, self.num_workers, self._pins_memory()
@@ -512,7 +519,10 @@ class PosNegDataModule(LightningDataModule):
 
     def _stream_cursor(self) -> StreamCursor | None:
         if self._cursor is None and self._raw.negatives is not None:
-            self._cursor = StreamCursor(as_stream(self._prepared.datasets.negatives))
+            negatives = self._prepared.datasets.negatives
+            self._cursor = StreamCursor(
+                negatives if isinstance(negatives, NegativeStream) else NegativeStream(negatives)
+            )
         return self._cursor
 
 

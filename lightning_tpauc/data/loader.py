@@ -194,10 +194,10 @@ class BatchSource:
         self._plans = plans
         if self._loader is None:
             self._loader = DataLoader(
-                _Made(self.make),
+                _Plans(),
                 batch_size=None,
                 sampler=self,
-                collate_fn=_unchanged,
+                collate_fn=self.make,
                 num_workers=self.num_workers,
                 pin_memory=self.pin_memory,
                 # iter() draws a seed. A generator of its own keeps that from changing the global one.
@@ -218,18 +218,11 @@ class BatchSource:
             iterator._shutdown_workers()
 
 
-class _Made(Dataset[Any]):
-    """The "items" of the inner DataLoader are whole batches."""
-
-    def __init__(self, make: Callable[[Any], Any]) -> None:
-        self.make = make
+class _Plans(Dataset[Any]):
+    """The "items" of the inner DataLoader are plans, of which ``collate_fn`` makes batches."""
 
     def __getitem__(self, plan: Any) -> Any:
-        return self.make(plan)
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch
+        return plan
 
 
 def training_position(trainer: Trainer, loader: PosNegLoader) -> Position:

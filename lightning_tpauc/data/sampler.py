@@ -18,9 +18,7 @@ from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from lightning_tpauc.data.seeding import Purpose, permute, random_keys
 from lightning_tpauc.distributed import rank, world_size
@@ -65,13 +63,6 @@ class BatchSizes(NamedTuple):
     num_pos: int
     num_neg: int
     num_dual_neg: int = 0
-
-
-def usual_sizes(num_pos: int | None, num_neg: int | None, *, several: bool) -> tuple[int, int]:
-    """Positives and negatives per step and rank. What is not given is 64 and 192, with several labels 128 and 128."""
-    # Several labels share the positives of a step. See benchmarks/README.md.
-    usual = (128, 128) if several else (64, 192)
-    return usual[0] if num_pos is None else num_pos, usual[1] if num_neg is None else num_neg
 
 
 class PlannedMasks(NamedTuple):
@@ -224,27 +215,14 @@ class LabelRows:
     def require_both(self) -> None:
         """Raise :class:`DataError` if a label has no positive or no negative."""
         own = self.labels[self.rows]
-        for kind, counts in (("positive", (own == 1).sum(axis=0)), ("negative", (own == 0).sum(axis=0))):
-            lacking = [self.names[k] for k in np.flatnonzero(counts == 0)]
+        for kind, value in (("positive", 1), ("negative", 0)):
+            lacking = [repr(self.names[k]) for k in np.flatnonzero(~(own == value).any(axis=0))]
             if lacking:
                 msg = (
-                    f"Expected both classes of every label, but {', '.join(map(repr, lacking))} "
-                    f"{'has' if len(lacking) == 1 else 'have'} no {kind} among the {len(own)} training examples. Leave "
-                    "out such columns of the labels, or add examples."
+                    f"Expected both classes of every label, but there is no {kind} of {', '.join(lacking)} among the "
+                    f"{len(own)} training examples. Leave out such columns of the labels, or add examples."
                 )
                 raise DataError(msg)
-
-    def cut_scores(self, pos: Tensor, others: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """The scores of each label's positives, in the order of ``index``, and of its negatives.
-
-        ``pos`` are scores ``(len(some_positive), K)``, ``others`` scores ``(len(others), K)``.
-        """
-        rows = np.concatenate([self.some_positive, self.others])
-        order = np.argsort(rows)
-        scores = torch.cat([pos, others.reshape(-1, pos.shape[1])])[torch.from_numpy(order).to(pos.device)]
-        labels = torch.from_numpy(self.labels[rows[order]]).to(pos.device)
-        parts = zip(scores.T, labels.T, strict=True)
-        return [(its_scores[known == 1], its_scores[known == 0]) for its_scores, known in parts]
 
 
 class BatchSampler(ABC):
@@ -374,18 +352,18 @@ class PosNegSampler(BatchSampler):
     def cap_message(self, world_size: int, *, asked: bool) -> str | None:
         """See :meth:`BatchSampler.cap_message`."""
         wanted, most = self.sizes.num_pos * world_size, self.most_positives
-        if self.label_rows is not None or wanted <= most:
+        by_weight = most < len(self.positives)
+        # a rare class that is smaller than the usual size is no surprise
+        if self.label_rows is not None or wanted <= most or not (asked or by_weight):
             return None
         size = f"{wanted} (`num_pos`={self.sizes.num_pos} on {world_size} rank(s))"
-        if most < len(self.positives):
+        if not by_weight:
             return (
-                f"A step has {most} positives instead of {size}: the largest `sample_weight` of a positive is 1/{most} "
-                "of their sum or more, so in a step of more positives it would have to come twice."
+                f"The training set has {most} positives, fewer than the {size} of a step: every step takes all of them."
             )
-        if not asked:  # a rare class that is smaller than the usual size is no surprise
-            return None
         return (
-            f"The training set has {most} positives, fewer than the {size} of one step: every step takes all of them."
+            f"A step has {most} positives instead of {size}: the largest `sample_weight` of a positive is 1/{most} "
+            "of their sum or more, so in a step of more positives it would have to come twice."
         )
 
     def block(self, start: int, stop: int, world: World) -> Iterator[BatchPlan]:
@@ -515,16 +493,17 @@ SAMPLERS: dict[str, type[BatchSampler]] = {"pos_neg": PosNegSampler, "uniform": 
 
 def sampler_of(training: Any, kind: str, sizes: BatchSizes, seed: int, stream: Any = None) -> BatchSampler:
     """The sampler of a training part, by its name; ``stream`` are the negatives if they are no part of it."""
-    refused = None
+    given = None
     if kind == "full" and training.tasks is not None:
-        refused = f"takes one label, but the labels have {len(training.tasks.names)} columns. Choose one column"
+        given = f"the labels have {len(training.tasks.names)} columns. Choose one"
     elif kind == "full" and training.weights is not None:
-        refused = (
-            "takes each example once in every step, but `sample_weight` says how often each is drawn. Leave it out"
-        )
+        given = "`sample_weight` says how often each is drawn. Leave it out"
     elif kind != "pos_neg" and stream is not None:
-        refused = "draws from all examples, but `negatives` is a stream. Put the negatives into `train_dataset`"
-    if refused is not None:
-        msg = f"`sampling={kind!r}` {refused}, or train with `sampling='pos_neg'` and an algorithm such as STACO."
+        given = "`negatives` is a stream. Put the negatives into `train_dataset`"
+    if given is not None:
+        msg = (
+            f"`sampling={kind!r}` takes all examples alike, but {given}, or train with `sampling='pos_neg'` and an "
+            "algorithm such as STACO."
+        )
         raise ArgumentError(msg)
     return SAMPLERS[kind](training, sizes, seed, stream)

@@ -177,26 +177,26 @@ _GENERATORS = {
 
 @contextmanager
 def seeded_items(seed: int, step: int, names: Iterable[str] = tuple(_GENERATORS)) -> Iterator[Callable[[int], None]]:
-    """Seed the global generators for each item, and restore their state afterwards.
+    """Seed the global generators, or those of some names, for each item, and restore the state of all afterwards.
 
     An augmentation that draws from ``random``, ``numpy.random`` or ``torch`` (on the CPU) then depends on (seed, step,
     row) only. It does not depend on earlier draws, on the number of workers or ranks, or on a resume. What is yielded
     is to be called with the row of each item before the item is read.
     """
-    generators = [_GENERATORS[name] for name in names]
-    states = [generator.get() for generator in generators]
+    states = {name: generator.get() for name, generator in _GENERATORS.items()}
+    seeds = [_GENERATORS[name].seed for name in names]
     key = _key_of(_mix(_key_of(seed, Purpose.AUGMENTATION) + step * _GOLDEN), Purpose.AUGMENTATION)
 
     def reseed(row: int) -> None:
         word = _mix(key + row * _GOLDEN)
-        for generator in generators:
-            generator.seed(word)
+        for seed_one in seeds:
+            seed_one(word)
 
     try:
         yield reseed
     finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set(state)
+        for name, state in states.items():
+            _GENERATORS[name].set(state)
 
 
 class ItemReader:
@@ -212,19 +212,14 @@ class ItemReader:
 
     def read(self, get: Callable[[int], T], rows: list[int], step: int) -> list[T]:
         """``get(row)`` of each row, as it is in this step."""
-        before = {name: generator.get() for name, generator in _GENERATORS.items() if name not in self._drawn}
-        moved: set[str] = set()
+        others = {name: generator for name, generator in _GENERATORS.items() if name not in self._drawn}
         items: list[T] = []
-        try:
-            with seeded_items(self.seed, step, self._drawn) as reseed:
-                for row in rows:
-                    if self._drawn:
-                        reseed(row)
-                    items.append(get(row))
-        finally:
-            for name, state in before.items():
-                if not _GENERATORS[name].same(_GENERATORS[name].get(), state):
-                    _GENERATORS[name].set(state)
-                    moved.add(name)
+        with seeded_items(self.seed, step, self._drawn) as reseed:
+            before = {name: generator.get() for name, generator in others.items()}
+            for row in rows:
+                if self._drawn:
+                    reseed(row)
+                items.append(get(row))
+            moved = {name for name, generator in others.items() if not generator.same(generator.get(), before[name])}
         self._drawn |= moved
         return self.read(get, rows, step) if moved else items

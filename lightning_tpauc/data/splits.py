@@ -21,6 +21,9 @@ from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.functional.checks import is_real, is_whole
 
 Indices = NDArray[np.int64]
+Labels = NDArray[np.int8]
+#: Names of several labels, for messages.
+Names = tuple[str, ...] | None
 #: Random orders of the groups that are tried for a holdout.
 _ORDERS = 32
 # Random orders that are tried for several labels: where rare classes share examples, one may leave a part without.
@@ -47,9 +50,7 @@ class Split(NamedTuple):
         """The argument that asks for a split; ``None`` if all rows train."""
         return "val_fraction" if self.val_fraction is not None else "num_folds" if self.num_folds is not None else None
 
-    def cut(
-        self, labels: NDArray[np.int8], groups: Indices | None = None, names: tuple[str, ...] | None = None
-    ) -> tuple[Indices, Indices]:
+    def cut(self, labels: Labels, groups: Indices | None = None, names: Names = None) -> tuple[Indices, Indices]:
         """Rows that train, and rows that validate."""
         if self.val_fraction is not None:
             return holdout(labels, self.val_fraction, self.seed, groups, names)
@@ -86,11 +87,7 @@ def as_fraction(fraction: Any) -> float:
 
 
 def holdout(
-    labels: NDArray[np.int8],
-    fraction: float,
-    seed: int,
-    groups: Indices | None = None,
-    names: tuple[str, ...] | None = None,
+    labels: Labels, fraction: float, seed: int, groups: Indices | None = None, names: Names = None
 ) -> tuple[Indices, Indices]:
     """Split rows into (kept, held out).
 
@@ -99,7 +96,7 @@ def holdout(
     """
     fraction = as_fraction(fraction)
     if groups is not None:
-        return _group_holdout(labels, groups, fraction, seed)
+        return _group_holdout(labels, fraction, seed, groups, names)
     if labels.ndim == 2:
         kept, held_out = label_parts(labels, np.array([1.0 - fraction, fraction]), seed, names)
         return kept, held_out
@@ -120,7 +117,9 @@ def holdout(
     return np.sort(kept), np.sort(held_out)
 
 
-def _group_holdout(labels: NDArray[np.int8], groups: Indices, fraction: float, seed: int) -> tuple[Indices, Indices]:
+def _group_holdout(
+    labels: Labels, fraction: float, seed: int, groups: Indices, names: Names
+) -> tuple[Indices, Indices]:
     counts = _counts_of_groups(labels, groups)
     totals, generator = counts.sum(axis=0), np.random.default_rng(seed)
     best, held_out = np.inf, np.empty(0, dtype=np.int64)
@@ -133,18 +132,13 @@ def _group_holdout(labels: NDArray[np.int8], groups: Indices, fraction: float, s
         if distance[end] < best:
             best, held_out = distance[end], order[: end + 1]
     if not held_out.size:
-        raise DataError(_impossible(f"hold out {fraction} of {len(labels)} examples", labels, groups))
+        raise DataError(_impossible(f"hold out {fraction} of {len(labels)} examples", labels, groups, names))
     is_held = np.isin(groups, held_out)
     return np.flatnonzero(~is_held), np.flatnonzero(is_held)
 
 
 def cross_validation(
-    labels: NDArray[np.int8],
-    num_folds: int,
-    fold: Any,
-    seed: int,
-    groups: Indices | None = None,
-    names: tuple[str, ...] | None = None,
+    labels: Labels, num_folds: int, fold: Any, seed: int, groups: Indices | None = None, names: Names = None
 ) -> tuple[Indices, Indices]:
     """Rows of one fold, as (training, validation): scikit-learn's stratified folds where there is one label."""
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
@@ -164,22 +158,22 @@ def cross_validation(
         parts = []
     classes = _classes(labels)
     if not parts or not all(classes[rows].any(axis=0).all() for part in parts for rows in part):
-        raise DataError(_impossible(f"cut {num_folds} folds", labels, groups))
+        raise DataError(_impossible(f"cut {num_folds} folds", labels, groups, names))
     return np.sort(parts[fold][0]), np.sort(parts[fold][1])
 
 
-def _classes(labels: NDArray[np.int8]) -> NDArray[np.bool_]:
+def _classes(labels: Labels) -> NDArray[np.bool_]:
     """Which rows are positive, and which are negative, for each of K labels: ``(n, 2 K)``."""
     columns = labels.reshape(len(labels), -1)
     return np.hstack([columns == 1, columns == 0])
 
 
-def _counts_of_groups(labels: NDArray[np.int8], groups: Indices) -> Indices:
+def _counts_of_groups(labels: Labels, groups: Indices) -> Indices:
     """How many rows of each class each group has, ``(number of groups, 2 K)``."""
     return np.stack([np.bincount(groups, of_class) for of_class in _classes(labels).T], axis=1).astype(np.int64)
 
 
-def _strata(labels: NDArray[np.int8]) -> Indices:
+def _strata(labels: Labels) -> Indices:
     """0 for rows without a positive label, else one more than the number of the rarest label that is positive."""
     columns = labels.reshape(len(labels), -1) == 1
     strata = np.zeros(len(labels), dtype=np.int64)
@@ -188,40 +182,30 @@ def _strata(labels: NDArray[np.int8]) -> Indices:
     return strata
 
 
-def _impossible(asked: str, labels: NDArray[np.int8], groups: Indices | None = None) -> str:
+def _impossible(asked: str, labels: Labels, groups: Indices | None = None, names: Names = None) -> str:
     """The message that says how many groups or rows have each class; of several labels, of the rarest."""
     counts = _classes(labels) if groups is None else _counts_of_groups(labels, groups)
     having = (counts > 0).sum(axis=0).reshape(2, -1)
     label = int(having.min(axis=0).argmin())
     by, unit = (" by `groups`", "groups") if groups is not None else ("", "rows")
-    which = "" if labels.ndim == 1 else f" of label {label}"
+    which, column = "", ""
+    if labels.ndim == 2:
+        which, column = f" of label {names[label] if names else label}", ", or leave out that column of the labels"
     return (
-        f"Can't {asked}{by}, with both classes in both parts: {having[0, label]} of {len(counts)} {unit} have "
-        f"positives{which}, and {having[1, label]} have negatives. Choose larger parts, pass finer groups, or a "
-        "`val_dataset`."
+        f"Can't {asked}{by}, with both classes in every part: {having[0, label]} of {len(counts)} {unit} have "
+        f"positives{which}, and {having[1, label]} have negatives. Choose larger parts, pass finer groups or a "
+        f"`val_dataset`{column}."
     )
 
 
-def label_parts(
-    labels: NDArray[np.int8], shares: NDArray[np.float64], seed: int, names: tuple[str, ...] | None = None
-) -> list[Indices]:
+def label_parts(labels: Labels, shares: NDArray[np.float64], seed: int, names: Names = None) -> list[Indices]:
     """Cut rows into parts of given shares, stratified by all of several labels."""
     classes, filled = _classes(labels), np.flatnonzero(shares)
-    counts = classes.sum(axis=0)
-    lacking = int(counts.argmin())
-    for attempt in range(_ATTEMPTS if counts[lacking] >= len(filled) else 0):
+    for attempt in range(_ATTEMPTS if classes.sum(axis=0).min() >= len(filled) else 0):
         parts = filled[_deal(classes, shares[filled], np.random.default_rng([seed, attempt]))]
-        fewest = np.stack([classes[parts == part].sum(axis=0) for part in filled]).min(axis=0)
-        lacking = int(fewest.argmin())
-        if fewest[lacking]:
+        if all(classes[parts == part].any(axis=0).all() for part in filled):
             return [np.flatnonzero(parts == part) for part in range(len(shares))]
-    label, kind = lacking % labels.shape[1], "positive" if lacking < labels.shape[1] else "negative"
-    msg = (
-        f"Can't cut {len(filled)} parts with both classes of every label: {names[label] if names else label!r} has "
-        f"{counts[lacking]} {kind}(s), and a part is left without. Leave out that column of the labels, cut fewer "
-        "parts, or pass separate data sets."
-    )
-    raise DataError(msg)
+    raise DataError(_impossible(f"cut {len(filled)} parts", labels, names=names))
 
 
 def _deal(classes: NDArray[np.bool_], shares: NDArray[np.float64], generator: np.random.Generator) -> Indices:

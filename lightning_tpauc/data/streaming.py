@@ -99,9 +99,11 @@ class NegativeStream:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"owner": None}  # a reader's iterator can't be sent to a worker
 
-    def num_substreams(self, num_workers: int) -> int:
-        """Number of substreams that one process reads: one, or one for each worker."""
-        return 1 if self.split == "deal" else max(1, num_workers)
+    def part(self, world: World, substream: int = 0, num_substreams: int = 1) -> tuple[int, int]:
+        """Which part of the stream, of how many, one of a process's substreams is; a dealt stream has one part."""
+        if self.split == "deal":
+            return 0, 1
+        return world.rank * num_substreams + substream, world.size * num_substreams
 
     @property
     def length(self) -> int | None:
@@ -110,22 +112,6 @@ class NegativeStream:
             return len(self.dataset)
         except TypeError:
             return None
-
-    def known_length(self) -> int:
-        """Number of examples of one pass.
-
-        Raises:
-            DataError: if the data set does not say.
-        """
-        if self.length is None:
-            msg = f"The number of negatives is unknown: {type(self.dataset).__name__} has no `__len__`. Define it."
-            raise DataError(msg)
-        return self.length
-
-
-def as_stream(negatives: Any) -> NegativeStream:
-    """A plain data set as a :class:`NegativeStream` with the defaults."""
-    return negatives if isinstance(negatives, NegativeStream) else NegativeStream(negatives)
 
 
 def _state_of(source: Any) -> Any:
@@ -154,13 +140,6 @@ class StreamReader:
         self._shares_object = stream.initial is not None and not shard
         self._iterator: Iterator[Any] | None = None
 
-    @classmethod
-    def of_rank(cls, stream: NegativeStream, world: World, substream: int = 0, num_substreams: int = 1) -> StreamReader:
-        """The reader of one of a process's substreams. All processes read the same stream if it is dealt."""
-        if stream.split == "deal":
-            return cls(stream)
-        return cls(stream, world.rank * num_substreams + substream, world.size * num_substreams)
-
     def seek(self, place: Place, target: int) -> None:
         """Go to the place behind ``target`` examples, from ``place`` if the reader has not begun or is past them."""
         with self._as_split():
@@ -177,21 +156,15 @@ class StreamReader:
         ``once``: fewer, but as many on all ranks, where the first pass ends; none behind its end.
         """
         rank, size = world if self.stream.split == "deal" else (0, 1)
-        with seeded_items(seed, step) as reseed:
+        with self._as_split(), seeded_items(seed, step) as reseed:
             reseed(-1 - self.index)  # positives are seeded by their rows, which are not negative
-            taken = self.take(count * size, once=once)
-        if once:
-            taken = taken[: min(gather_objects(len(taken))) // size * size]
-        return taken[rank::size]
-
-    def take(self, count: int, *, once: bool = False) -> list[Any]:
-        """The next examples, without their labels; ``once``: fewer, where the first pass ends."""
-        with self._as_split():
-            taken = self._read(count, once=once)
+            taken = self._read(count * size, once=once)
             own = _state_of(self._dataset)
             inner = _state_of(self._iterator) if self._iterator is not self._dataset else None
         self.place = self.place._replace(state=None if own is None and inner is None else (own, inner))
-        return inputs_of_negatives(taken)
+        if once:
+            taken = taken[: min(gather_objects(len(taken))) // size * size]
+        return inputs_of_negatives(taken[rank::size])
 
     def _read(self, count: int, *, once: bool = False) -> list[Any]:
         taken: list[Any] = []
@@ -322,9 +295,8 @@ class StreamPlan(NamedTuple):
 
     plan: BatchPlan
     world: World
-    #: Number of the substream that the negatives come from, and how many this process has.
-    substream: int
-    num_substreams: int
+    #: Which part of the stream they come from, of how many.
+    part: tuple[int, int]
     #: Number of examples that the substream's reader has read before.
     target: int
     #: Where the reader begins if it has not begun yet, or is past the target.
@@ -332,22 +304,22 @@ class StreamPlan(NamedTuple):
 
 
 class _StreamBatches:
-    """Makes batches of plans; each comes with its substream and the place behind it."""
+    """Makes batches of plans; each comes with the place behind it."""
 
     def __init__(self, stream: NegativeStream, fetch: Fetcher, seed: int) -> None:
         self.stream, self.fetch, self.seed = stream, fetch, seed
         self._reader: StreamReader | None = None
 
-    def __call__(self, step: StreamPlan | None) -> tuple[PosNegBatch, int, Place] | None:
+    def __call__(self, step: StreamPlan | None) -> tuple[PosNegBatch, Place] | None:
         if step is None:
             return None
         plan, world = step.plan, step.world
         if self._reader is None:
-            self._reader = StreamReader.of_rank(self.stream, world, step.substream, step.num_substreams)
+            self._reader = StreamReader(self.stream, *step.part)
         self._reader.seek(step.place, step.target)
         own = self._reader.share(plan.sizes.num_neg + plan.sizes.num_dual_neg, world, self.seed, plan.step)
         inputs = collate_with_rows(self.fetch, plan.rows, plan.step, own)
-        return batch_of(plan, inputs), step.substream, self._reader.place
+        return batch_of(plan, inputs), self._reader.place
 
 
 class StreamedLoader(PosNegLoader):
@@ -361,33 +333,36 @@ class StreamedLoader(PosNegLoader):
         return _StreamBatches(self.cursor.stream, self.fetch, self.seed)
 
     def _batches(self, step: int, count: int) -> Iterator[PosNegBatch]:
-        num_substreams = self.cursor.stream.num_substreams(self._source.num_workers)
+        # what a process reads itself, or what each of its workers reads
+        num_substreams = 1 if self.cursor.stream.split == "deal" else max(1, self._source.num_workers)
         places = self.cursor.begin(step, num_substreams, fresh=self._fresh)
         self._fresh = not self._source.options.get("persistent_workers", True)
         for result in self._source.run(self._plans(step, count, places)):
             if result is not None:
-                batch, substream, place = result
+                batch, place = result
                 step += 1
-                self.cursor.record(step, substream, place)
+                self.cursor.record(step, (step - 1) % num_substreams, place)
                 yield batch
 
     def _plans(self, step: int, count: int, places: Places) -> Iterator[StreamPlan | None]:
         num_substreams = len(places)
         # torch gives plans to the workers in turns. Empty plans keep each substream with its worker.
         yield from [None] * (step % num_substreams)
-        world = current_world()
+        world, stream = current_world(), self.cursor.stream
         for plan in self.batch_plans.plans(step, count):
             substream = plan.step % num_substreams
             own = plan.sizes.num_neg + plan.sizes.num_dual_neg
             target = self.cursor.requested[substream]
-            self.cursor.requested[substream] += own * (world.size if self.cursor.stream.split == "deal" else 1)
-            yield StreamPlan(plan, world, substream, num_substreams, target, places[substream])
+            self.cursor.requested[substream] += own * (world.size if stream.split == "deal" else 1)
+            part = stream.part(world, substream, num_substreams)
+            yield StreamPlan(plan, world, part, target, places[substream])
 
     def whole_epoch(self, most: int | None = None) -> Iterator[PosNegBatch]:
         """The positives of the next epoch, with the first negatives of the stream, read in this process."""
         make, world, place = self._maker(), current_world(), Place()
+        part = self.cursor.stream.part(world)
         for plan in self.batch_plans.plans(self._where().step, len(self) if most is None else min(most, len(self))):
-            batch, _, place = make(StreamPlan(plan, world, 0, 1, place.position, place))
+            batch, place = make(StreamPlan(plan, world, part, place.position, place))
             yield batch
 
     def close(self) -> None:
@@ -421,7 +396,7 @@ class ScoredStream:
     def __iter__(self) -> Iterator[EvalBatch]:
         world = current_world()
         own, done = self.num_examples // world.size, 0
-        reader = StreamReader.of_rank(self.stream, world)
+        reader = StreamReader(self.stream, *self.stream.part(world))
         reader.seek(Place(), 0)
         while done < own:
             negatives = reader.share(min(self.batch_size, own - done), world, 0, done, once=True)

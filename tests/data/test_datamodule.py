@@ -61,7 +61,7 @@ def test_the_kind_of_data_set_changes_nothing(train, targets):
     for batch, other in zip(batches, expected, strict=True):
         assert torch.equal(batch.inputs, other.inputs)
         assert torch.equal(batch.inputs[:3], positives[batch.index])
-        assert batch[2:] == (3, 5, 2, None, None)
+        assert batch[2:] == (3, 5, 2, None, None, False)
 
 
 def test_known_after_setup():
@@ -107,9 +107,7 @@ def test_sampling_follows_the_algorithm(sampling, algorithms, uniform):
 
 
 def test_few_positives_are_all_in_every_step_and_it_says_so_once():
-    with pytest.warns(
-        TPAUCWarning, match=r"12 positives, fewer than the 20 \(`num_pos`=20 on 1 rank\(s\)\) of one step"
-    ):
+    with pytest.warns(TPAUCWarning, match=r"12 positives, fewer than the 20 \(`num_pos`=20 on 1 rank\(s\)\) of a step"):
         datamodule = ready(num_pos=20)
     batch = next(iter(datamodule.train_dataloader()))  # a second warning would be an error
     assert datamodule.steps_per_epoch == 10

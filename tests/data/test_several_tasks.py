@@ -75,16 +75,14 @@ def test_validation_batches_have_the_labels_of_all_tasks():
 def test_a_task_without_a_class_is_named():
     y = Y.clone()
     y[y[:, 2] == 1, 2] = 0
-    with pytest.raises(
-        DataError, match=r"'2' has no positive among the 240 training examples\. Leave out such columns"
-    ):
+    with pytest.raises(DataError, match=r"no positive of '2' among the 240 training examples\. Leave out such columns"):
         ready((X, y))
-    with pytest.raises(DataError, match=r"'2' has 0 positive\(s\), and a part is left without"):
+    with pytest.raises(DataError, match=r"Can't cut 2 parts, .*: 0 of 240 rows have positives of label 2"):
         ready((X, y), val_fraction=0.2)
 
 
 def test_full_batches_and_streams_take_one_task():
-    with pytest.raises(ArgumentError, match=r"`sampling='full'` takes one label, but the labels have 4 columns"):
+    with pytest.raises(ArgumentError, match=r"`sampling='full'` .*, but the labels have 4 columns"):
         ready(sampling="full")
     positives = Subset(DATA, [row for row in range(N) if Y[row].nan_to_num().max() == 1])
     with pytest.raises(

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_tpauc import PosNegDataModule
+from lightning_tpauc.data.sampler import World
 from lightning_tpauc.data.streaming import NegativeStream, Place, StreamReader, inputs_of_negatives
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from tests.helpers.flows import (
@@ -450,6 +451,6 @@ def test_an_empty_stream_is_refused():
 def test_a_generator_that_ends_is_refused_when_it_has_ended():
     reader = StreamReader(NegativeStream(iter([1.0, 2.0, 3.0])))
     reader.seek(Place(), 0)
-    assert reader.take(2) == [1.0, 2.0]
+    assert reader.share(2, World(0, 1), 0, 0) == [1.0, 2.0]
     with pytest.raises(DataError, match=r"yields no example\. Check its source, and let `__iter__` begin anew"):
-        reader.take(2)
+        reader.share(2, World(0, 1), 0, 1)

@@ -99,7 +99,5 @@ def test_the_exact_start_is_that_of_the_weighted_training_set():
 
 
 def test_full_batches_refuse_weights():
-    with pytest.raises(
-        ArgumentError, match="`sampling='full'` takes each example once in every step, but `sample_weight`"
-    ):
+    with pytest.raises(ArgumentError, match="`sampling='full'` takes all examples alike, but `sample_weight`"):
         make_trainer().fit(make_module(FullBatch()), make_data())
