@@ -358,7 +358,8 @@ class PosNegSampler(BatchSampler):
             return None
         size = f"{wanted} (`num_pos`={self.sizes.num_pos} on {world_size} rank(s))"
         if not by_weight:
-            return f"The training set has {most} positives, fewer than the {size} of one step: every step takes all of them."
+            few = f"The training set has {most} positives, fewer than the {size} of one step"
+            return f"{few}: every step takes all of them."
         return (
             f"A step has {most} positives instead of {size}: the largest `sample_weight` of a positive is 1/{most} "
             "of their sum or more, so in a step of more positives it would have to come twice."
