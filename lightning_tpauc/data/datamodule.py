@@ -21,7 +21,6 @@ from lightning_tpauc.data.examples import (
     Datasets,
     Fetcher,
     columns_of,
-    enumerated,
     fetcher_for,
     names_in,
     unaugmented,
@@ -262,8 +261,8 @@ class PosNegDataModule(LightningDataModule):
                     known, nameless = known or columns, nameless or columns is None
                 elif nameless and columns is not None and known is None:
                     rank_zero_warn(
-                        f"The model is trained on an array, whose columns have no names: those of `{part}_dataset`, "
-                        f"{enumerated(columns)}, are taken in this order. Train on a table to have them taken by name.",
+                        f"The model is trained on an array, whose columns have no names: those of `{part}_dataset` are "
+                        "taken in their order. Train on a table to have them taken by name.",
                         category=TPAUCWarning,
                     )
             self._examples = key, known, made
@@ -381,8 +380,7 @@ class PosNegDataModule(LightningDataModule):
 
     def input_layout(self) -> Any:
         """The layout of the model's inputs: what the module has learnt, else what the first training item shows."""
-        train = self._prepared.examples.get("train")
-        known = self._layout_of_items
+        train, known = self._prepared.examples.get("train"), self._layout_of_items
         return train.first_layout(self._prepared.datasets.train) if known is None and train is not None else known
 
     @property
@@ -414,7 +412,7 @@ class PosNegDataModule(LightningDataModule):
         fetch = self._fetcher(self._prepared.datasets.train, self._prepared.examples["train"].entries)
         cursor = self._stream_cursor()
         kind = PosNegLoader if cursor is None else partial(StreamedLoader, cursor=cursor, seed=self.seed)
-        loader = kind(sampler, fetch, position, self.num_workers, self._pins_memory(), **self.worker_options)
+        loader = kind(sampler, fetch, position, **self._workers())
         loader.columns = self.columns
         self._loaders.append(loader)
         return loader
@@ -436,10 +434,7 @@ class PosNegDataModule(LightningDataModule):
         return self._eval_loader(self._prepared.labelled("test", self._layout_of_items))
 
     def predict_dataloader(self) -> EvalLoader:
-        """Batches of the data to predict on; the target is -1, whether there are labels or not.
-
-        Without such data, it is the part that ``val_fraction`` or ``num_folds`` splits off from the training set.
-        """
+        """Batches of the data to predict on, or of the part that is split off; the target is -1."""
         part = self._prepared.predicted(self.input_layout())
         missing = self.missing_values("predict")
         if missing:
@@ -454,13 +449,10 @@ class PosNegDataModule(LightningDataModule):
     def scoring_dataloaders(self) -> tuple[EvalLoader, EvalLoader | ScoredStream]:
         """Loaders over the training positives and negatives, for solving the dual variables exactly.
 
-        Of a stream, the first ``NegativeStream(num_scored=...)`` negatives are taken.
-
-        Returns:
-            (positives, negatives). ``example_id`` counts positives as ``index`` does, 0 .. n+ - 1, and negatives
-            0 .. ``num_examples`` - 1. With several labels, the first loader goes through the examples that are positive
-            for some label, and the second one through the others that are negative for some label.
-            :meth:`scores_of_tasks` cuts their scores.
+        ``example_id`` counts positives as ``index`` does. Of a stream, the first ``NegativeStream(num_scored=...)``
+        negatives are taken. With several labels, the first loader goes through the examples that are positive for some
+        label, and the second one through the others that are negative for some label; :meth:`scores_of_tasks` cuts
+        their scores.
         """
         stream = self._stream()
         pos, neg = self._prepared.scored(self.seed)
@@ -484,11 +476,9 @@ class PosNegDataModule(LightningDataModule):
         return [(its_scores[known == 1], its_scores[known == 0]) for its_scores, known in columns]
 
     def _eval_loader(self, part: EvaluatedPart, *, persistent: bool = True) -> EvalLoader:
-        how = self.batch_size, self.num_workers, self._pins_memory()
-        options = self.worker_options if persistent else self.worker_options | {"persistent_workers": False}
-        loader = EvalLoader(
-            part.rows, part.labels, self._fetcher(unaugmented(part.dataset), part.entries), *how, **options
-        )
+        workers = self._workers() if persistent else self._workers() | {"persistent_workers": False}
+        fetch = self._fetcher(unaugmented(part.dataset), part.entries)
+        loader = EvalLoader(part.rows, part.labels, fetch, self.batch_size, **workers)
         loader.ids = part.ids
         if persistent:
             self._loaders.append(loader)
@@ -497,10 +487,11 @@ class PosNegDataModule(LightningDataModule):
     def _fetcher(self, dataset: Any, entries: Any) -> Fetcher:
         return fetcher_for(dataset, self.seed, self.collate_fn, entries)
 
-    def _pins_memory(self) -> bool:
-        if self.pin_memory is not None or self.trainer is None:
-            return bool(self.pin_memory)
-        return self.num_workers > 0 and self.trainer.strategy.root_device.type == "cuda"
+    def _workers(self) -> dict[str, Any]:
+        pins = self.pin_memory
+        if pins is None and self.trainer is not None:
+            pins = self.num_workers > 0 and self.trainer.strategy.root_device.type == "cuda"
+        return {"num_workers": self.num_workers, "pin_memory": bool(pins), **self.worker_options}
 
     # ---------------------------------------------------------------- a stream of negatives
 
@@ -528,10 +519,9 @@ class PosNegDataModule(LightningDataModule):
 
 def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     """Whether two keys hold the same objects, or equal numbers and names."""
-    plain = (str, int, float)
-    pairs = list(zip(one, other, strict=False))
     return len(one) == len(other) and all(
-        a is b or (isinstance(a, plain) and type(a) is type(b) and a == b) for a, b in pairs
+        a is b or (isinstance(a, (str, int, float)) and type(a) is type(b) and a == b)
+        for a, b in zip(one, other, strict=True)
     )
 
 

@@ -39,7 +39,7 @@ class PosNegLoader:
     Batch t is a pure function of the seed, t and the number of ranks, so a checkpoint holds only t.
 
     ``position`` returns the position; it is called with this loader when the first batch of an iteration is asked for,
-    and without it the batches that were handed out are counted. Further options are those of a ``DataLoader`` about
+    and without it the batches that were handed out are counted. ``workers`` are options of a ``DataLoader`` about
     workers, which stay alive between iterations unless ``persistent_workers`` is ``False``.
     """
 
@@ -51,15 +51,13 @@ class PosNegLoader:
         sampler: BatchSampler,
         fetch: Fetcher,
         position: Callable[[PosNegLoader], Position] | None = None,
-        num_workers: int = 0,
-        pin_memory: bool = False,
-        **options: Any,
+        **workers: Any,
     ) -> None:
         self.batch_plans, self.fetch, self.position = sampler, fetch, position
         #: Number of training positives, n+, and names of the labels; with several, the numbers of each, else ``None``.
         self.num_positives, self.label_names = sampler.num_positives, sampler.label_names
         self._handed_out = Position(0)
-        self._source = BatchSource(self._maker(), num_workers, pin_memory, **options)
+        self._source = BatchSource(self._maker(), **workers)
 
     def _maker(self) -> Callable[[Any], Any]:
         """What makes a batch of a plan."""
@@ -129,20 +127,12 @@ class EvalLoader:
     ids: NDArray[Any] | None = None
 
     def __init__(
-        self,
-        rows: Indices,
-        targets: NDArray[Any],
-        fetch: Fetcher,
-        batch_size: int = 1024,
-        num_workers: int = 0,
-        pin_memory: bool = False,
-        **options: Any,
+        self, rows: Indices, targets: NDArray[Any], fetch: Fetcher, batch_size: int = 1024, **workers: Any
     ) -> None:
         self.rows, self.targets, self.batch_size = rows, targets, batch_size
         #: Examples and batches over all ranks.
         self.num_examples, self._total = len(rows), -(-len(rows) // batch_size)
-        make = partial(_evaluation_batch, fetch, rows, targets, batch_size)
-        self._source = BatchSource(make, num_workers, pin_memory, **options)
+        self._source = BatchSource(partial(_evaluation_batch, fetch, rows, targets, batch_size), **workers)
 
     def __len__(self) -> int:
         """Batches on each rank."""
@@ -172,7 +162,9 @@ def _evaluation_batch(fetch: Fetcher, rows: Indices, targets: NDArray[Any], batc
 class BatchSource:
     """Makes batches of plans, in this process or in workers."""
 
-    def __init__(self, make: Callable[[Any], Any], num_workers: int, pin_memory: bool, **options: Any) -> None:
+    def __init__(
+        self, make: Callable[[Any], Any], num_workers: int = 0, pin_memory: bool = False, **options: Any
+    ) -> None:
         self.make, self.num_workers, self.pin_memory = make, num_workers, pin_memory
         self.options = {"persistent_workers": True, **options} if num_workers else {}
         self._plans: Iterator[Any] = iter(())

@@ -190,13 +190,7 @@ def most_distinct(weights: NDArray[np.float64]) -> int:
 
 
 class LabelRows:
-    """The rows that train several labels.
-
-    Args:
-        labels: int8 array ``(n, K)`` of the whole training set: 1, 0, or -1 where nothing is known.
-        rows: int64 array of the rows that train.
-        names: names of the K labels.
-    """
+    """The rows that train K labels; ``labels`` ``(n, K)`` are 1, 0, or -1 where nothing is known."""
 
     def __init__(self, labels: NDArray[np.int8], rows: Indices, names: tuple[str, ...]) -> None:
         self.labels, self.rows, self.names = labels, np.sort(rows), names
@@ -300,9 +294,9 @@ class BatchSampler(ABC):
 class PosNegSampler(BatchSampler):
     """Draws fixed numbers of positives and negatives, and optionally a second, independent batch of negatives.
 
-    The global batch of step t has ``sizes`` times W examples. Rank r takes a contiguous slice of each of its three
-    parts, ``total // W + (r < total % W)`` examples. No example occurs twice in a part. If there are fewer positives
-    than S W, every step takes all of them. With several labels, ``num_pos`` counts the positives of all labels in play.
+    The global batch of step t has ``sizes`` times W examples, of which each rank takes a slice. No example occurs twice
+    in a part. If there are fewer positives than S W, every step takes all of them. With several labels, ``num_pos``
+    counts the positives of all labels in play.
 
     An epoch ends when every label has seen all of its positives, and not before a pass over the negatives is complete:
     n+/S or n-/B steps (global sizes), whichever is larger, rounded up.
@@ -321,11 +315,7 @@ class PosNegSampler(BatchSampler):
         return chosen, np.minimum(total // chosen, np.array(most))
 
     def global_sizes(self, world_size: int) -> BatchSizes:
-        """See :meth:`BatchSampler.global_sizes`: the most positives that a step may have.
-
-        Raises:
-            DataError: if there are fewer negatives than one step takes.
-        """
+        """See :meth:`BatchSampler.global_sizes`: the most positives that a step may have."""
         _, num_neg, num_dual_neg = (size * world_size for size in self.sizes)
         n_neg = len(self.negatives)
         for name, size in (("num_neg", num_neg), ("num_dual_neg", num_dual_neg)):
@@ -415,9 +405,9 @@ class UniformSampler(BatchSampler):
     """Draws uniform batches from the whole training set, for cross-entropy.
 
     A global batch has ``num_pos + num_neg`` times W examples, sorted [positives | negatives]. The number of positives
-    varies and may be 0. The last batch of a pass is filled from the next pass, so no example is dropped and all batches
-    have one size. Rank r takes a contiguous slice of each class. With several labels, batches hold the examples of
-    which a label is known, and each is in the first and in the second part: masks say what it counts for.
+    varies and may be 0. The last batch of a pass is filled from the next pass, so all batches have one size. With
+    several labels, batches hold the examples of which a label is known, and each is in the first and in the second
+    part: masks say what it counts for.
 
     An epoch is one pass, rounded up. If the training set has fewer than two batches, each batch is an independent
     subset instead.
@@ -450,24 +440,16 @@ class UniformSampler(BatchSampler):
                 yield _plan(step, rows, index, BatchSizes(len(pos), len(neg)), world)
             else:
                 rows = self.examples[drawn[slice_of(total, world)]]
-                index, masks = _index_and_masks(self.label_rows, rows)
+                labels = np.ascontiguousarray(self.label_rows.labels[rows].T)
+                is_pos, index = labels == 1, np.zeros(labels.shape, dtype=np.int64)
+                for label, positives in enumerate(self.label_rows.positives):
+                    index[label, is_pos[label]] = np.searchsorted(positives, rows[is_pos[label]])
+                masks = PlannedMasks(is_pos, labels == 0)
                 yield _plan(step, rows, index, BatchSizes(total, total), world, masks)
 
 
-def _index_and_masks(label_rows: LabelRows, rows: Indices) -> tuple[Indices, PlannedMasks]:
-    """Positions of some rows among the positives of each label, and which labels they count for."""
-    labels = np.ascontiguousarray(label_rows.labels[rows].T)
-    is_pos, index = labels == 1, np.zeros(labels.shape, dtype=np.int64)
-    for label, positives in enumerate(label_rows.positives):
-        index[label, is_pos[label]] = np.searchsorted(positives, rows[is_pos[label]])
-    return index, PlannedMasks(is_pos, labels == 0)
-
-
 class FullSampler(BatchSampler):
-    """Takes all positives and all negatives in every step. An epoch is one step.
-
-    ``sizes`` are ignored. Rank r takes a contiguous slice of each class.
-    """
+    """Takes all positives and all negatives in every step, whatever ``sizes`` are. An epoch is one step."""
 
     def global_sizes(self, world_size: int) -> BatchSizes:  # noqa: ARG002
         """The numbers of positives and negatives."""

@@ -238,11 +238,12 @@ class StreamCursor:
         self.stream = stream
         # A batch may be handed out before training on the previous one has ended.
         self._history: deque[tuple[int, Places]] = deque(maxlen=4)
-        #: How many examples of each substream readers were asked for.
-        self.requested: list[int] = []
 
-    def begin(self, step: int, num_substreams: int, *, fresh: bool) -> Places:
-        """Where the substreams continue after ``step`` batches; ``fresh``: whether readers have read nothing yet."""
+    def begin(self, step: int, num_substreams: int, requested: list[int] | None) -> Places:
+        """Where the substreams continue after ``step`` batches.
+
+        ``requested`` says how many examples of each its reader was asked for; ``None``, that the readers are new.
+        """
         start = (Place(),) * num_substreams
         why: str | None = None
         places = self._at(step) if step else start
@@ -253,17 +254,16 @@ class StreamCursor:
                 "the same, or use NegativeStream(..., split='deal')"
             )
         elif any(place.state is None and place.position for place in places):
-            if fresh:
+            if requested is None:
                 places = tuple(Place(place.position) for place in places)
                 why = f"{type(self.stream.dataset).__name__} has no `state_dict` and `load_state_dict`. Give it both"
             else:  # An epoch cut short leaves prefetched examples unused, and the stream can't go back to them.
-                read = zip(places, self.requested, strict=True)
+                read = zip(places, requested, strict=True)
                 places = tuple(p._replace(position=max(p.position, behind)) for p, behind in read)
         if why is not None:
             msg = f"The stream of negatives starts over while training goes on: {why}."
             rank_zero_warn(msg, category=TPAUCWarning)
         self._history.append((step, places))
-        self.requested = [place.position for place in places]
         return places
 
     def record(self, step: int, substream: int, place: Place) -> None:
@@ -326,7 +326,9 @@ class StreamedLoader(PosNegLoader):
     """Training batches whose negatives come from a stream. ``cursor`` knows its place; ``seed`` seeds what it draws."""
 
     def __init__(self, *args: Any, cursor: StreamCursor, seed: int = 0, **options: Any) -> None:
-        self.cursor, self.seed, self._fresh = cursor, seed, True
+        self.cursor, self.seed = cursor, seed
+        #: How many examples of each substream its reader was asked for; ``None`` if readers start anew.
+        self._requested: list[int] | None = None
         super().__init__(*args, **options)
 
     def _maker(self) -> Callable[[Any], Any]:
@@ -335,16 +337,17 @@ class StreamedLoader(PosNegLoader):
     def _batches(self, step: int, count: int) -> Iterator[PosNegBatch]:
         # what a process reads itself, or what each of its workers reads
         num_substreams = 1 if self.cursor.stream.split == "deal" else max(1, self._source.num_workers)
-        places = self.cursor.begin(step, num_substreams, fresh=self._fresh)
-        self._fresh = not self._source.options.get("persistent_workers", True)
-        for result in self._source.run(self._plans(step, count, places)):
+        persistent = self._source.options.get("persistent_workers", True)
+        places = self.cursor.begin(step, num_substreams, self._requested if persistent else None)
+        self._requested = [place.position for place in places]
+        for result in self._source.run(self._plans(step, count, places, self._requested)):
             if result is not None:
                 batch, place = result
                 step += 1
                 self.cursor.record(step, (step - 1) % num_substreams, place)
                 yield batch
 
-    def _plans(self, step: int, count: int, places: Places) -> Iterator[StreamPlan | None]:
+    def _plans(self, step: int, count: int, places: Places, requested: list[int]) -> Iterator[StreamPlan | None]:
         num_substreams = len(places)
         # torch gives plans to the workers in turns. Empty plans keep each substream with its worker.
         yield from [None] * (step % num_substreams)
@@ -352,9 +355,8 @@ class StreamedLoader(PosNegLoader):
         for plan in self.batch_plans.plans(step, count):
             substream = plan.step % num_substreams
             own = plan.sizes.num_neg + plan.sizes.num_dual_neg
-            target = self.cursor.requested[substream]
-            self.cursor.requested[substream] += own * (world.size if stream.split == "deal" else 1)
-            part = stream.part(world, substream, num_substreams)
+            part, target = stream.part(world, substream, num_substreams), requested[substream]
+            requested[substream] += own * (world.size if stream.split == "deal" else 1)
             yield StreamPlan(plan, world, part, target, places[substream])
 
     def whole_epoch(self, most: int | None = None) -> Iterator[PosNegBatch]:
@@ -368,18 +370,17 @@ class StreamedLoader(PosNegLoader):
     def close(self) -> None:
         """See :meth:`PosNegLoader.close`."""
         super().close()
-        self._fresh = True
+        self._requested = None
 
 
 class ScoredStream:
     """Evaluation batches of the first negatives of a stream, for solving the dual variables.
 
-    All ranks score the same number, so that they make the same number of forward passes. ``example_id`` counts
-    ``0 .. num_examples - 1``. A shorter stream is scored once, up to the end of the part that ends first. What training
-    reads does not change. ``fetch`` knows how to collate items; ``None`` stacks them.
+    All ranks score the same number. A shorter stream is scored once, up to the end of the part that ends first. What
+    training reads does not change.
     """
 
-    def __init__(self, stream: NegativeStream, batch_size: int, fetch: Fetcher | None = None) -> None:
+    def __init__(self, stream: NegativeStream, batch_size: int, fetch: Fetcher) -> None:
         self.stream, self.batch_size, self._fetch = stream, batch_size, fetch
         self._most = stream.num_scored if stream.length is None else min(stream.num_scored, stream.length)
         self._read: int | None = None

@@ -19,7 +19,9 @@ def sampler(kind=PosNegSampler):
 
 
 def loader(dataset=None, position=None, workers=0, kind=PosNegSampler):
-    return PosNegLoader(sampler(kind), fetcher_for(Items(pair) if dataset is None else dataset), position, workers)
+    return PosNegLoader(
+        sampler(kind), fetcher_for(Items(pair) if dataset is None else dataset), position, num_workers=workers
+    )
 
 
 def same(first, second):
@@ -110,7 +112,7 @@ ROWS = np.random.default_rng(0).permutation(N)[:53]
 
 
 def evaluation(batch_size=8, workers=0):
-    return EvalLoader(ROWS, LABELS[ROWS].astype(np.int8), fetcher_for(X), batch_size, workers)
+    return EvalLoader(ROWS, LABELS[ROWS].astype(np.int8), fetcher_for(X), batch_size, num_workers=workers)
 
 
 @pytest.mark.parametrize("batch_size", [1, 8, 53, 100])
