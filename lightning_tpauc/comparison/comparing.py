@@ -25,12 +25,11 @@ from tqdm import tqdm
 
 from lightning_tpauc.algorithms import Algorithm, CrossEntropy
 from lightning_tpauc.comparison.methods import BASELINE, Method, chosen_methods
-from lightning_tpauc.comparison.report import Report, notes_of, write_report
-from lightning_tpauc.comparison.results import Evaluated, Results, Trained, evaluate, have_both
+from lightning_tpauc.comparison.report import Report, write_report
+from lightning_tpauc.comparison.results import Outcome, Results, evaluate, have_both
 from lightning_tpauc.comparison.training import (
     Cell,
     Length,
-    Outcome,
     Run,
     Setup,
     cell_path,
@@ -240,7 +239,8 @@ class Comparison:
                 done = len(cells) - len(missing)
                 for _ in tqdm(self._train(missing), "training", len(cells), initial=done, smoothing=0):
                     pass
-            return write_report(self._results(), self._folder, self._repetitions())
+            notes = [*self._notes, *self.setup.notes()]
+            return write_report(self._results(), self._folder, self._repetitions(), self.trials, notes)
 
     # ---------------------------------------------------------------- what is to be done
 
@@ -322,35 +322,22 @@ class Comparison:
     # ---------------------------------------------------------------- what came out
 
     def _results(self) -> Results:
-        scores, trained = {}, {}
+        runs, failed = {}, {}
         for method in self._methods:
             tried = {factor: self._outcomes(method, factor) for factor in self.factors}
             best = best_factor(tried)
-            if best is None:
-                failed = next(outcome.failed for outcomes in tried.values() for outcome in outcomes if outcome.failed)
-                trained[method.name] = Trained(failed)
-                continue
-            runs, length = tried[best], self._lengths[method.name]
-            scores[method.name] = [Evaluated(run.scores, run.target) for run in runs]
-            trained[method.name] = Trained(
-                seconds=[run.seconds for run in runs],
-                examples=length.steps * length.per_step,
-                optimizer=runs[0].optimizer,
-                kept_start=any(run.kept_start for run in runs),
-                curves=[
-                    [{**point, "examples": length.per_step * point["step"]} for point in run.curve] for run in runs
-                ],
-            )
+            if best is not None:
+                runs[method.name] = tried[best]
+            else:
+                failed[method.name] = next(run.failed for outcomes in tried.values() for run in outcomes if run.failed)
         first = self._rectangles[0]
         labels = [("", first)]
         if self._labels is not None:
             labels = list(zip(self._labels.names, self._labels.rectangles(CrossEntropy(*first)), strict=True))
         names = [method.name for method in self._methods]
         baseline = BASELINE if BASELINE in names else names[0]
-        results = evaluate(scores, baseline, self._rectangles, labels, self.folds or 1)
-        results = replace(results, part="test" if self._has_test else "validation", trained=trained)
-        notes = notes_of(results, self.trials, len(self.runs), [*self._notes, *self.setup.notes()])
-        return replace(results, notes=notes)
+        results = evaluate(runs, baseline, self._rectangles, labels, self.folds or 1)
+        return replace(results, part="test" if self._has_test else "validation", failed=failed)
 
     def _repetitions(self) -> str:
         seeds = "one seed" if self.seeds == 1 else f"{self.seeds} seeds"

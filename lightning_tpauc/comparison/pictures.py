@@ -76,7 +76,7 @@ def _draw_label(ax: Any, results: Results, number: int) -> None:
     min_tpr, max_fpr = label.rectangle
     ax.fill_between([0, max_fpr], min_tpr, 1, color="#f2a33a", alpha=0.18, linewidth=0, label="rectangle")
     grid = np.linspace(0, 1, 2001) ** 2  # dense where rectangles are
-    for k, (name, runs) in enumerate(results.scores.items()):
+    for k, (name, runs) in enumerate(results.runs.items()):
         of_label = [run.of_labels()[number] for run in runs]
         curves = [roc_polyline(*own) for own in of_label if have_both(own[1])]
         height = np.mean([np.interp(grid, fpr.numpy(), tpr.numpy()) for fpr, tpr in curves], axis=0)
@@ -94,8 +94,8 @@ def _draw_label(ax: Any, results: Results, number: int) -> None:
 def draw_progress(results: Results) -> Any:
     """Validation TPAUC of all methods against the examples that were seen."""
     figure, (ax,) = new_figure(1, 1, (8, 4.2))
-    for k, (name, trained) in enumerate(results.trained.items()):
-        draw_band(ax, trained.curves, "tpauc", name, COLOURS[k % len(COLOURS)], x="examples")
+    for k, (name, runs) in enumerate(results.runs.items()):
+        draw_band(ax, [run.curve for run in runs], "tpauc", name, COLOURS[k % len(COLOURS)], x="examples")
     ax.set(xlabel="examples that were trained on", ylabel="validation TPAUC: mean, lowest to highest run")
     ax.legend(fontsize=8, frameon=False)
     return figure

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 from torch import Tensor
@@ -90,7 +91,7 @@ class Report:
         return {name: self.results.verdict(name) for name in self.results.differences}
 
 
-def write_report(results: Results, folder: Path, repetitions: str) -> Report:
+def write_report(results: Results, folder: Path, repetitions: str, tried: int, notes: Sequence[str]) -> Report:
     """Write ``report.html``, ``report.txt``, ``runs.csv`` and two pictures."""
     (min_tpr, max_fpr), several = results.rectangles[0], len(results.labels) > 1
     mean = f"mean of {len(results.valued)} labels, " if several else ""
@@ -102,17 +103,18 @@ def write_report(results: Results, folder: Path, repetitions: str) -> Report:
         for name in results.differences
     ]
     methods, labels = _methods(results), [_labels(results)] if several else []
-    notes = "\n".join(f"- {note}" for note in results.notes)
-    parts = [title, methods.text(), "\n".join(verdicts), *(table.text() for table in labels), notes]
+    notes = _notes(results, tried, notes)
+    listing = "\n".join(f"- {note}" for note in notes)
+    parts = [title, methods.text(), "\n".join(verdicts), *(table.text() for table in labels), listing]
     text = "\n\n".join(part for part in parts if part)
     pictures = {}
-    if results.scores:
+    if results.runs:
         pictures = {"ROC curves": as_png(draw_roc(results)), "Training": as_png(draw_progress(results))}
     content = [f"<h1>{escape(title)}</h1>", _items(verdicts), methods.html(), *(table.html() for table in labels)]
     for name, picture in pictures.items():
         source = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
         content.append(f'<h2>{name}</h2><img alt="{name}" src="{source}" />')
-    page = _PAGE.format(title=escape(title), content="\n".join([*content, _items(results.notes)]))
+    page = _PAGE.format(title=escape(title), content="\n".join([*content, _items(notes)]))
     files = {"report.txt": f"{text}\n".encode(), "report.html": page.encode(), "runs.csv": _runs(results).encode()}
     files |= dict(zip(("roc.png", "training.png"), pictures.values(), strict=False))
     for name, written in files.items():
@@ -132,16 +134,12 @@ def _methods(results: Results) -> Table:
     first, *others = measures(results.rectangles)
     header = ["method", first, "95% interval", *others, "seconds", "examples", "optimizer"]
     rows = []
-    for name, trained in results.trained.items():
-        if trained.failed:
-            rows.append([name, "failed", *[""] * (len(header) - 2)])
-            continue
+    for name, runs in results.runs.items():
         first, *values = map(_mean_and_std, results.values[name].nanmean(1).unbind(1))
         low, high = results.intervals[name]
-        seconds = sum(trained.seconds) / len(trained.seconds)
-        about = [f"{seconds:.1f}", f"{trained.examples:,}", trained.optimizer]
+        about = [f"{fmean(run.seconds for run in runs):.1f}", f"{runs[0].examples:,}", runs[0].optimizer]
         rows.append([name, first, f"{low:.3f} to {high:.3f}", *values, *about])
-    return Table(header, rows)
+    return Table(header, [*rows, *([name, "failed", *[""] * (len(header) - 2)] for name in results.failed)])
 
 
 def _mean_and_std(values: Tensor) -> str:
@@ -151,7 +149,7 @@ def _mean_and_std(values: Tensor) -> str:
 
 def _labels(results: Results) -> Table:
     """A row for each label: its positives, and of each method TPAUC and the difference to the baseline."""
-    methods = sorted(results.scores, key=lambda name: name != results.baseline)
+    methods = sorted(results.runs, key=lambda name: name != results.baseline)
     header = ["label", "rectangle", "positives", "negatives"]
     for name in methods:
         header += [name, *(["difference (95%)"] if name in results.differences else [])]
@@ -178,7 +176,7 @@ def _runs(results: Results) -> str:
     for name, of_runs in results.values.items():
         for run, of_labels in enumerate(of_runs.tolist()):
             for label, values in zip(results.labels, of_labels, strict=True):
-                numbers = [*label.rectangle, *values, results.trained[name].seconds[run]]
+                numbers = [*label.rectangle, *values, results.runs[name][run].seconds]
                 written = ["" if math.isnan(number) else f"{number:.5f}" for number in numbers]
                 writer.writerow([name, run, label.name, *written])
     return file.getvalue()
@@ -187,30 +185,38 @@ def _runs(results: Results) -> str:
 # ---------------------------------------------------------------- what a reader has to know beside the table
 
 
-def notes_of(results: Results, tried: int, num_runs: int, others: Sequence[str]) -> list[str]:
+def _notes(results: Results, tried: int, others: Sequence[str]) -> list[str]:
     """The notes, in the order in which a reader asks for them."""
-    found = [*_of_data(results), *_of_settings(results, tried)]
-    if results.scores:
+    found = [*_of_data(results)] if results.runs else []
+    rates = f"{tried} learning rates; validation data chose" if tried > 1 else "one learning rate: try more (`trials`)"
+    found.append(
+        "All methods start from the same weights and see the same number of examples, up to the steps between two "
+        f"validations. Their settings are the package's defaults, with {rates}."
+    )
+    if untrained := results.untrained:
+        found.append(
+            f"Nothing validated better than the first weights for {', '.join(untrained)}: the row says nothing about "
+            "the method. Train longer, or try more learning rates."
+        )
+    found += [f"{name} failed: {why}" for name, why in results.failed.items()]
+    if results.runs:
+        num_runs = len(next(iter(results.runs.values())))
+        error = "With one run they hold the error of the finite data, not that of training: use more seeds."
+        if num_runs > 1:
+            error = f"Each draws the {num_runs} runs as well. Values are means over runs, with standard deviations."
         found.append(
             f"Intervals hold 95% of {results.num_resamples} stratified bootstrap resamples, the same for all methods; "
-            "those of single labels are of each by itself. "
-            + (
-                f"Each draws the {num_runs} runs as well. Values are means over runs, with standard deviations."
-                if num_runs > 1
-                else "With one run they hold the error of the finite data, not that of training: use more seeds."
-            )
+            f"those of single labels are of each by itself. {error}"
         )
     return [*found, *others, f"lightning-tpauc {__version__}."]
 
 
 def _of_data(results: Results) -> list[str]:
     labels, part, several = results.labels, results.part, len(results.labels) > 1
-    if not labels:
-        return []
     what = f"{labels[0].num_positives:,} of them are positive"
     if several:
         what = f"Values and differences are means over {len(results.valued)} labels; nothing is pooled"
-    count = len(next(iter(results.scores.values()))[0].target)
+    count = len(next(iter(results.runs.values()))[0].target)
     notes = [f"Evaluated on {count:,} {part} examples. {what}.", "The weights are those that validated best."]
     if part == "validation":
         notes[1] += " There is no test set: the same validation data chose them, so values flatter all methods."
@@ -222,17 +228,3 @@ def _of_data(results: Results) -> list[str]:
         which = f": {listed(few)}" if several else ""
         notes.append(f"Fewer than {_FEW} positives or negatives{which}. Intervals see too little of the error.")
     return notes
-
-
-def _of_settings(results: Results, tried: int) -> list[str]:
-    rates = f"{tried} learning rates; validation data chose" if tried > 1 else "one learning rate: try more (`trials`)"
-    notes = [
-        "All methods start from the same weights and see the same number of examples, up to the steps between two "
-        f"validations. Their settings are the package's defaults, with {rates}."
-    ]
-    if untrained := [name for name, own in results.trained.items() if own.kept_start]:
-        notes.append(
-            f"Nothing validated better than the first weights for {', '.join(untrained)}: the row says nothing about "
-            "the method. Train longer, or try more learning rates."
-        )
-    return [*notes, *(f"{name} failed: {own.failed}" for name, own in results.trained.items() if own.failed)]

@@ -24,16 +24,33 @@ _DRAWS = 1_000_000_000
 Rectangle = tuple[float, float]
 
 
-class Evaluated(NamedTuple):
-    """Scores of one method in one run.
+@dataclass
+class Outcome:
+    """What one training yields.
 
     Attributes:
-        scores: float tensor ``(N, K)`` of K labels.
+        scores: float tensor ``(N, K)`` of K labels: of the test data, or where there are none of the validation data.
         target: integer tensor ``(N, K)``: 1, 0, and -1 for what was not measured.
+        failed: why there is nothing else, if the numbers became infinite: a result about the setting.
+        seconds: wall-clock time of the training, validations included.
+        examples: how many were trained on.
+        optimizer: what the weights were trained by.
+        validation: TPAUC and AUROC on validation data of the weights that are kept, those that validated best.
+        kept_start: whether nothing validated better than the first weights.
+        curve: ``examples`` and ``tpauc`` of each validation.
+        weights: the weights that are kept.
     """
 
-    scores: Tensor
-    target: Tensor
+    scores: Tensor = field(default_factory=torch.Tensor)
+    target: Tensor = field(default_factory=torch.Tensor)
+    failed: str = ""
+    seconds: float = 0.0
+    examples: int = 0
+    optimizer: str = ""
+    validation: tuple[float, float] = (-1.0, -1.0)
+    kept_start: bool = False
+    curve: list[dict[str, float]] = field(default_factory=list)
+    weights: dict[str, Tensor] = field(default_factory=dict)
 
     def of_labels(self) -> list[tuple[Tensor, Tensor]]:
         """Scores and targets of the examples of each label that were measured."""
@@ -87,34 +104,13 @@ class LabelResults:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """How the runs of one method were trained.
-
-    Attributes:
-        failed: why it has no values.
-        seconds: of each run.
-        examples: that each run was trained on.
-        optimizer: that trained the weights.
-        kept_start: whether, in some run, nothing validated better than the first weights.
-        curves: ``examples`` and ``tpauc`` of the validations of each run.
-    """
-
-    failed: str = ""
-    seconds: Sequence[float] = ()
-    examples: int = 0
-    optimizer: str = ""
-    kept_start: bool = False
-    curves: Sequence[Sequence[Mapping[str, float]]] = ()
-
-
-@dataclass(frozen=True)
 class Results:
-    """All that a report shows; a method that failed is in ``trained`` alone.
+    """All that a report shows; a method that failed is in ``failed`` alone.
 
     Attributes:
         rectangles: (min_tpr, max_fpr) pairs; the first one was trained for.
         baseline: name of the method that the others are compared with.
-        scores: by method, the scores of its runs: all other values are made of them.
+        runs: by method, what its runs yield: all other values are made of their scores.
         values: by method, float64 ``(runs, K, M)``: the M :func:`measures` of each run and label, nan where a label
             lacks a class.
         intervals: by method, the 95% bootstrap interval of TPAUC in the first rectangle.
@@ -122,21 +118,19 @@ class Results:
         num_resamples: number of bootstrap resamples that the intervals are made of.
         labels: what came out for each label; of several, all else shows the mean.
         part: ``"test"`` or ``"validation"``: what was scored in the end.
-        trained: by method, how it was trained.
-        notes: what a reader has to know.
+        failed: by method, why it has no values.
     """
 
     rectangles: Sequence[Rectangle]
     baseline: str
-    scores: Mapping[str, Sequence[Evaluated]]
+    runs: Mapping[str, Sequence[Outcome]]
     values: Mapping[str, Tensor] = field(default_factory=dict)
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     differences: Mapping[str, Sequence[Difference]] = field(default_factory=dict)
     num_resamples: int = 0
     labels: Sequence[LabelResults] = ()
     part: str = "test"
-    trained: Mapping[str, Trained] = field(default_factory=dict)
-    notes: Sequence[str] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def valued(self) -> list[LabelResults]:
@@ -145,15 +139,20 @@ class Results:
 
     def verdict(self, method: str, rectangle: int = 0) -> str:
         """In plain words whether a method is ahead of the baseline in a rectangle, by its number."""
-        untrained = [name for name, own in self.trained.items() if own.kept_start and name in (method, self.baseline)]
+        untrained = [name for name in self.untrained if name in (method, self.baseline)]
         return verdict(self.differences[method][rectangle], self.baseline, untrained)
+
+    @property
+    def untrained(self) -> list[str]:
+        """The methods of which some run kept its first weights."""
+        return [name for name, runs in self.runs.items() if any(run.kept_start for run in runs)]
 
 
 # ---------------------------------------------------------------- values
 
 
 def evaluate(
-    scores: Mapping[str, Sequence[Evaluated]],
+    scores: Mapping[str, Sequence[Outcome]],
     baseline: str,
     rectangles: Sequence[Rectangle],
     labels: Sequence[tuple[str, Rectangle]],
@@ -204,7 +203,7 @@ def measures(rectangles: Sequence[Rectangle]) -> list[str]:
     return ["tpauc", *areas, "auroc", "average_precision", "tpr_at_max_fpr", "fpr_at_min_tpr"]
 
 
-def _measured(run: Evaluated, wanted: Sequence[Sequence[Rectangle]]) -> Tensor:
+def _measured(run: Outcome, wanted: Sequence[Sequence[Rectangle]]) -> Tensor:
     """The :func:`measures` of each label, float64 ``(K, M)``."""
     from sklearn.metrics import average_precision_score
 
@@ -230,7 +229,7 @@ def _ends(values: Tensor) -> Tensor:
 
 
 def resampled_areas(
-    methods: Mapping[str, Sequence[Evaluated]],
+    methods: Mapping[str, Sequence[Outcome]],
     rectangles: Sequence[Sequence[Rectangle]],
     num_resamples: int = 1000,
     seed: int = 0,
@@ -275,7 +274,7 @@ def resampled_areas(
     return {name: torch.stack(areas) for name, areas in found.items()}
 
 
-def paired(methods: Mapping[str, Sequence[Evaluated]]) -> list[Tensor]:
+def paired(methods: Mapping[str, Sequence[Outcome]]) -> list[Tensor]:
     """The targets of the runs, which are the same for all methods."""
     first = [run.target for run in next(iter(methods.values()))]
     for name, runs in methods.items():

@@ -8,7 +8,7 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.comparison.methods import Method
-from lightning_tpauc.comparison.results import Evaluated
+from lightning_tpauc.comparison.results import Outcome
 from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.data.digest import content_digest
 from lightning_tpauc.errors import NonFiniteError, UnsupportedError
@@ -58,33 +58,6 @@ class Cell(NamedTuple):
     factor: float
     run: Run
     identity: str
-
-
-@dataclass
-class Outcome:
-    """What a training yields.
-
-    Attributes:
-        failed: why there is no more, if the numbers became infinite: a result about the setting, no fault of the run.
-        seconds: wall-clock time of the training, validations included.
-        optimizer: what the weights were trained by.
-        validation: TPAUC and AUROC on validation data of the weights that are kept, those that validated best.
-        kept_start: whether nothing validated better than the first weights.
-        curve: ``step`` and ``tpauc`` of each validation.
-        scores: float tensor ``(N, K)`` of the test data, or where there are none of the validation data.
-        target: their labels, ``(N, K)``.
-        weights: the weights that are kept.
-    """
-
-    failed: str = ""
-    seconds: float = 0.0
-    optimizer: str = ""
-    validation: tuple[float, float] = (-1.0, -1.0)
-    kept_start: bool = False
-    curve: list[dict[str, float]] = field(default_factory=list)
-    scores: Tensor = field(default_factory=torch.Tensor)
-    target: Tensor = field(default_factory=torch.Tensor)
-    weights: dict[str, Tensor] = field(default_factory=dict)
 
 
 def cell_path(folder: Path, cell: Cell) -> Path:
@@ -223,14 +196,13 @@ class _Recorder(Callback):
     """Points of the training curve, and the scores of what is validated or tested after it."""
 
     def __init__(self) -> None:
-        self.curve: list[dict[str, float]] = []
-        self.scores = Evaluated(torch.Tensor(), torch.Tensor())
+        self.curve: list[tuple[int, float]] = []
+        self.scored = (torch.Tensor(), torch.Tensor())
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            tpauc, _ = validated_areas(trainer.callback_metrics)
-            self.curve.append({"step": float(trainer.global_step), "tpauc": tpauc})
+            self.curve.append((trainer.global_step, validated_areas(trainer.callback_metrics)[0]))
 
     @override
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -245,7 +217,7 @@ class _Recorder(Callback):
         scored = module._collected[0].scored
         scores, target = scored.raw.detach().cpu(), scored.target.cpu()
         known = (target >= 0).any(1)
-        self.scores = Evaluated(scores[known], target[known].long())
+        self.scored = (scores[known], target[known].long())
 
 
 def train_cell(
@@ -278,7 +250,9 @@ def train_cell(
     if test:
         trainer.test(module, datamodule, verbose=False)
     weights = {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
-    return Outcome("", seconds, optimizer, areas, first >= areas, recorder.curve, *recorder.scores, weights)
+    curve = [{"examples": length.per_step * step, "tpauc": tpauc} for step, tpauc in recorder.curve]
+    made = {"seconds": seconds, "examples": length.steps * length.per_step, "optimizer": optimizer, "curve": curve}
+    return Outcome(*recorder.scored, **made, validation=areas, kept_start=first >= areas, weights=weights)
 
 
 # ---------------------------------------------------------------- what a result depends on

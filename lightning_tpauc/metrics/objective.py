@@ -1,18 +1,18 @@
-"""The exact training objective as a metric."""
+"""The exact training objective, and where the ROC curve crosses the borders of the rectangle, as metrics."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from lightning_tpauc.functional.checks import check_choice, check_rectangle, eager
+from lightning_tpauc.functional.operating_points import fpr_at_min_tpr, tpr_at_max_fpr
 from lightning_tpauc.functional.pairwise import floor_count
 from lightning_tpauc.functional.roc import split_classes
-from lightning_tpauc.functional.staco import objective_ratio, tpauc_objective
+from lightning_tpauc.functional.staco import tpauc_objective
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 from lightning_tpauc.metrics.base import ScoreMetric
 
@@ -79,44 +79,94 @@ class ExactObjective(ScoreMetric):
         self.min_tpr, self.max_fpr, self.score_activation = min_tpr, max_fpr, score_activation
         self.surrogate = get_surrogate(surrogate, margin=margin, scale=scale)
 
-    def _seen(self) -> tuple[Tensor, Tensor]:
-        """The algorithm's scores, and their labels."""
-        scores, labels = self.collected()
-        return scores.sigmoid() if self.score_activation == "sigmoid" else scores, labels
-
     @eager
     def compute(self) -> Tensor:
         """The objective over everything collected, on all processes."""
-        return self.result(objective_of(*self._seen(), self.min_tpr, self.max_fpr, self.surrogate))
+        scores, labels = self.collected()
+        seen = scores.sigmoid() if self.score_activation == "sigmoid" else scores
+        return self.result(objective_of(seen, labels, self.min_tpr, self.max_fpr, self.surrogate))
 
 
-class ObjectiveRatios(ExactObjective):
-    r"""The objective over that of a constant model, :math:`F / \ell(0)`, of several rectangles at once.
+# -------------------------------------------------------------------- where the curve crosses the rectangle's borders
+
+
+class TPRAtMaxFPR(ScoreMetric):
+    """The largest true positive rate at a false positive rate of at most ``max_fpr``.
+
+    See :func:`~lightning_tpauc.functional.tpr_at_max_fpr`. In a :class:`~torchmetrics.MetricCollection` it shares the
+    scores that :class:`~lightning_tpauc.TwoWayPartialAUROC` collects.
 
     Args:
-        rectangles: pairs ``(min_tpr, max_fpr)``; the attribute may be changed before ``compute``.
-        surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`.
-        kwargs: ``score_activation``, ``ignore_index``, ``validate_args`` and others of :class:`ExactObjective`.
+        max_fpr: upper bound of the false positive rate, in (0, 1].
+        ignore_index: label of rows that count for neither class.
+        validate_args: check arguments, and the values of every batch.
+        kwargs: see :class:`torchmetrics.Metric`.
 
-    Returns (from ``compute``):
-        float64 tensor, one entry per rectangle; nan where one holds no whole positive or negative.
+    Returns (from ``compute`` and ``forward``):
+        float64 tensor of shape ``()`` in [0, 1]; nan, with a :class:`TPAUCWarning`, if either class has no example.
+
+    Raises:
+        ArgumentError: if an argument is out of range.
 
     Example:
-        >>> metric = ObjectiveRatios([(0.0, 1.0), (0.5, 0.5)])
-        >>> metric.update([0.5, 1.0, 0.0, -2.0], [1, 1, 0, 0])
+        >>> metric = TPRAtMaxFPR(max_fpr=0.25)
+        >>> metric.update([0.9, 0.8, 0.7, 0.6, 0.5], [1, 0, 1, 1, 0])
         >>> metric.compute()
-        tensor([0.1250, 0.5000], dtype=torch.float64)
+        tensor(0.3333, dtype=torch.float64)
     """
 
-    def __init__(
-        self, rectangles: Sequence[tuple[float, float]], surrogate: str | Surrogate = "hinge", **kwargs: Any
-    ) -> None:
-        super().__init__(surrogate=surrogate, **kwargs)
-        self.rectangles = [check_rectangle(*rectangle) for rectangle in rectangles]
+    higher_is_better = True
+    plot_upper_bound = 1.0
 
-    @eager
+    def __init__(
+        self, max_fpr: float = 0.5, ignore_index: int | None = None, validate_args: bool = True, **kwargs: Any
+    ) -> None:
+        super().__init__(ignore_index=ignore_index, validate_args=validate_args, **kwargs)
+        if validate_args:
+            _, max_fpr = check_rectangle(0.0, max_fpr)
+        self.max_fpr = max_fpr
+
     def compute(self) -> Tensor:
-        """The ratios over everything collected, on all processes."""
-        pos, neg = (own.double() for own in split_classes(*self._seen()))
-        ratios = [objective_ratio(pos, neg, *rectangle, self.surrogate) for rectangle in self.rectangles]
-        return self.result(torch.stack(ratios) if ratios else torch.empty(0, dtype=torch.float64))
+        """The rate over all examples, on all processes."""
+        return self.result(tpr_at_max_fpr(*self.collected(), self.max_fpr, validate_args=False))
+
+
+class FPRAtMinTPR(ScoreMetric):
+    """The smallest false positive rate at a true positive rate of at least ``min_tpr``.
+
+    See :func:`~lightning_tpauc.functional.fpr_at_min_tpr`. In a :class:`~torchmetrics.MetricCollection` it shares the
+    scores that :class:`~lightning_tpauc.TwoWayPartialAUROC` collects.
+
+    Args:
+        min_tpr: lower bound of the true positive rate, in [0, 1).
+        ignore_index: label of rows that count for neither class.
+        validate_args: check arguments, and the values of every batch.
+        kwargs: see :class:`torchmetrics.Metric`.
+
+    Returns (from ``compute`` and ``forward``):
+        float64 tensor of shape ``()`` in [0, 1]; nan, with a :class:`TPAUCWarning`, if either class has no example.
+
+    Raises:
+        ArgumentError: if an argument is out of range.
+
+    Example:
+        >>> metric = FPRAtMinTPR(min_tpr=0.5)
+        >>> metric.update([0.9, 0.8, 0.7, 0.6, 0.5], [1, 0, 1, 1, 0])
+        >>> metric.compute()
+        tensor(0.5000, dtype=torch.float64)
+    """
+
+    higher_is_better = False
+    plot_upper_bound = 1.0
+
+    def __init__(
+        self, min_tpr: float = 0.5, ignore_index: int | None = None, validate_args: bool = True, **kwargs: Any
+    ) -> None:
+        super().__init__(ignore_index=ignore_index, validate_args=validate_args, **kwargs)
+        if validate_args:
+            min_tpr, _ = check_rectangle(min_tpr, 1.0)
+        self.min_tpr = min_tpr
+
+    def compute(self) -> Tensor:
+        """The rate over all examples, on all processes."""
+        return self.result(fpr_at_min_tpr(*self.collected(), self.min_tpr, validate_args=False))

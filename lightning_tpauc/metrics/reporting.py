@@ -64,17 +64,6 @@ def validated_areas(metrics: Mapping[str, Any]) -> tuple[float, float]:
     return tpauc, auroc
 
 
-def passes_below(tpr: float, min_tpr: float, max_fpr: float) -> str:
-    """What an area of 0 means: how high the ROC curve comes at the rectangle's right border.
-
-    Example:
-        >>> passes_below(0.7132, 0.8, 0.2)
-        'the ROC curve passes below the rectangle (at 20% false alarms it finds 71.3% of the positives, not 80%)'
-    """
-    found = f"at {100 * max_fpr:g}% false alarms it finds {100 * tpr:.3g}% of the positives, not {100 * min_tpr:g}%"
-    return f"the ROC curve passes below the rectangle ({found})"
-
-
 class Rectangle(NamedTuple):
     """Lower bound of the true positive rate and upper bound of the false positive rate."""
 

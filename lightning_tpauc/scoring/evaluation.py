@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from lightning_tpauc.functional.roc import split_classes
 from lightning_tpauc.functional.staco import objective_ratio
 from lightning_tpauc.lightning_fixes.unsupported import log_replicated
 from lightning_tpauc.metrics import TwoWayPartialAUROC
-from lightning_tpauc.metrics.reporting import IGNORED, Scored, is_ours, passes_below, validated_areas
+from lightning_tpauc.metrics.reporting import IGNORED, Scored, is_ours, validated_areas
 from lightning_tpauc.scoring.forward import ScoringModel
 from lightning_tpauc.scoring.labels import inputs_and_target, known_layout, labels_to_evaluate, rectangles_of
 
@@ -222,44 +222,41 @@ class AreaWarnings:
     """Warns, once in a run, of areas of 0 and of labels that have none."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
-        self._since: dict[str, int] = {}  # the epoch in which an area came to be 0
+        self._said: set[tuple[str, str]] = set()
+        self._since: dict[tuple[str, str], int] = {}  # the epoch in which an area came to be 0
 
     def look_at(self, module: ScoringModel, stage: Stage, values: Mapping[str, Tensor], suffix: str) -> None:
         """Warn of one data loader's values."""
-        fits, labels, name = stage == "val", module.trained_labels, f"{stage}/tpauc{suffix}"
+        labels, name, epoch = module.trained_labels, f"{stage}/tpauc{suffix}", module.current_epoch
         areas = {"": values["tpauc"]} if labels is None else {key: values[f"tpauc/{key}"] for key in labels.keys}
-        unknown = [key for key, area in areas.items() if key and area.isnan() and self._is_new(f"nan {name} {key}")]
-        if unknown:
+        if unknown := self._new(f"{name} nan", [key for key, area in areas.items() if key and area.isnan()]):
             why = "no positive or no negative example was there to rank. Means leave it out"
             rank_zero_warn(f"{name} of {', '.join(unknown)} is nan: {why}.", category=TPAUCWarning)
         if module.trainer.state.fn == TrainerFn.VALIDATING:  # the line on the threshold says so
             return
-        zero = [key for key, area in areas.items() if self._stays_zero(f"{name} {key}", area, module)]
+        since = {key: self._since.get((name, key), epoch) for key, area in areas.items() if area == 0}
+        self._since = {of: start for of, start in self._since.items() if of[0] != name}
+        self._since |= {(name, key): start for key, start in since.items()}
+        wait, fits = (1, False) if stage == "test" else (_EPOCHS, True)
+        zero = self._new(name, [key for key, start in since.items() if epoch - start + 1 >= wait])
         if not zero:
             return
         below, of = "the ROC curve passes below the rectangle", f" of {', '.join(zero)}"
         if labels is None:
-            below, of = passes_below(float(values["tpr_at_max_fpr"]), *rectangles_of(module)[0]), ""
-            if not fits and (auroc := float(values["auroc"])) < 0.3:
+            (min_tpr, max_fpr), of, tpr, auroc = rectangles_of(module)[0], "", values["tpr_at_max_fpr"], values["auroc"]
+            below += f" (at {100 * max_fpr:g}% false alarms it finds {100 * float(tpr):.3g}% of the positives, "
+            below += f"not {100 * min_tpr:g}%)"
+            if not fits and auroc < 0.3:
                 below += f"; AUROC {auroc:.3g} is far below chance: look which class is 1 here and in training"
         if fits and not any(areas.values()):
             others = f"val/tpr_at_max_fpr{suffix} or val/auroc{suffix}"
             below += (
                 f". EarlyStopping and ModelCheckpoint can't tell such epochs apart: monitor {others}, with mode='max'"
             )
-        since = f" for {_EPOCHS} epochs" if fits else ""
-        rank_zero_warn(f"{name}{of} is 0{since}: {below}.", category=TPAUCWarning)
+        rank_zero_warn(f"{name}{of} is 0{f' for {wait} epochs' * fits}: {below}.", category=TPAUCWarning)
 
-    def _stays_zero(self, name: str, area: Tensor, module: ScoringModel) -> bool:
-        """Whether an area is 0, and nobody has said so; in a training, in the last epochs in a row."""
-        if float(area) != 0:
-            self._since.pop(name, None)
-            return False
-        epochs = module.current_epoch - self._since.setdefault(name, module.current_epoch) + 1
-        return (module.trainer.testing or epochs >= _EPOCHS) and self._is_new(name)
-
-    def _is_new(self, what: str) -> bool:
-        new = what not in self._said
-        self._said.add(what)
+    def _new(self, what: str, keys: Iterable[str]) -> list[str]:
+        """Those that nobody has been told of."""
+        new = [key for key in keys if (what, key) not in self._said]
+        self._said |= {(what, key) for key in new}
         return new

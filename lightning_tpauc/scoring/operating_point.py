@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import CombinedLoader, rank_zero_info, rank_zer
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_tpauc.distributed import gather_objects, starts_processes
+from lightning_tpauc.distributed import starts_processes
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError, silent
 from lightning_tpauc.functional.calibration import (
     Calibration,
@@ -161,8 +161,7 @@ class DecisionThreshold(Callback):
     - ``Trainer.test`` logs the same for the test data, each with the exact (Clopper-Pearson) 95% interval,
       ``test/sensitivity_at_threshold_lower`` and ``_upper``.
     - ``Trainer.predict`` returns ``decision``, and ``probability`` if it is calibrated, beside ``score``;
-      :class:`~lightning_tpauc.PredictionWriter` writes them. An example whose score is nan has the decision -1, and
-      one line says how many there are.
+      :class:`~lightning_tpauc.PredictionWriter` writes them. An example whose score is nan has the decision -1.
 
     The module adds this callback with its defaults if the Trainer has none; ``Trainer.validate`` then chooses as the
     module's threshold was chosen before. Pass your own to choose by something else, also for a model that is trained
@@ -209,8 +208,7 @@ class DecisionThreshold(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check that there is one such callback, and begin to count predictions."""
-        self._predicted = self._without_score = 0
+        """Check that there is one such callback."""
         callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
         if sum(isinstance(callback, DecisionThreshold) for callback in callbacks) > 1:
             msg = "The Trainer has several DecisionThreshold: a module has one threshold. Keep one of them."
@@ -230,29 +228,6 @@ class DecisionThreshold(Callback):
             rank_zero_warn(
                 f"The threshold {module.threshold} is known to the processes of this validation alone: Lightning "
                 "brings back nothing but metrics. Validate with `Trainer(devices=1)` to keep it.",
-                category=TPAUCWarning,
-            )
-
-    @override
-    def on_predict_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any, **__: Any
-    ) -> None:
-        """Count examples whose score is nan."""
-        scores = outputs.get("score") if isinstance(outputs, Mapping) else None
-        if isinstance(scores, Tensor):
-            self._predicted += len(scores)
-            self._without_score += int(scores.isnan().reshape(len(scores), -1).any(1).sum()) if len(scores) else 0
-
-    @override
-    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say how many examples have no score, of all ranks."""
-        counts = gather_objects((self._without_score, self._predicted))
-        without, predicted = (sum(each) for each in zip(*counts, strict=True))
-        # a data module has named a table's empty cells before
-        cells = getattr(trainer.datamodule, "missing_values", None)  # type: ignore[attr-defined]
-        if without and not (callable(cells) and cells("predict")):
-            rank_zero_warn(
-                f"{without} of {predicted} predictions are nan, which decides nothing: look for nan in their inputs.",
                 category=TPAUCWarning,
             )
 

@@ -29,8 +29,8 @@ class PredictionWriter(Callback):
 
     A module that has a threshold adds ``decision``, 1 or 0, and before it ``probability`` if its scores are calibrated;
     see :class:`~lightning_tpauc.DecisionThreshold`. Of several labels each has columns of its own, such as
-    ``score_liver`` and ``decision_liver``. A decision is left empty where there is none: the score is nan, or the label
-    has no threshold.
+    ``score_liver`` and ``decision_liver``. A decision is left empty where there is none: the score is nan, which one
+    line says, or the label has no threshold.
 
     Rows are sorted by ``example_id``, the position in the predicted data set. Where the data module knows what its rows
     are called (see ``ids`` of :class:`~lightning_tpauc.PosNegDataModule`), ``id`` follows. Every example is there once,
@@ -134,7 +134,14 @@ class PredictionWriter(Callback):
         ranks = [part for part in gather_objects(own) if part]  # without those that had no batch
         if rank() == 0:
             ranks = ranks or [{"example_id": torch.empty(0, dtype=torch.int64), "score": torch.empty(0)}]
-            self._write({name: torch.cat([part[name] for part in ranks]) for name in ranks[0]})
+            columns = {name: torch.cat([part[name] for part in ranks]) for name in ranks[0]}
+            self._write(columns)
+            missing = [own.isnan() for name, own in columns.items() if name.startswith("score")]
+            # a data module has named a table's empty cells before
+            named = getattr(trainer.datamodule, "missing_values", None)  # type: ignore[attr-defined]
+            if (without := int(torch.stack(missing).any(0).sum())) and not (callable(named) and named("predict")):
+                text = f"{without} of {len(missing[0])} predictions are nan, which decides nothing"
+                rank_zero_warn(f"{text}: look for nan in their inputs.", category=TPAUCWarning)
             rank_zero_info(f"Predictions written to {self.path}")
         self._parts = []
 

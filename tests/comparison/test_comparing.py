@@ -157,7 +157,7 @@ def test_files_hold_the_values_of_the_stored_scores(finished):
     rows, means = table(folder, "runs"), {}
     assert [(row["method"], row["run"]) for row in rows] == [(m, k) for m in TWO for k in "01"]
     for row in rows:
-        scored = report.results.scores[row["method"]][int(row["run"])]
+        scored = report.results.runs[row["method"]][int(row["run"])]
         assert torch.equal(scored.target[:, 0], part(2)[1].long())
         pos, neg = (scored.scores[scored.target == label].double().numpy() for label in (1, 0))
         assert float(row["tpauc"]) == pytest.approx(naive_tpauc(pos, neg, *CORNER), abs=1e-5)
@@ -178,7 +178,7 @@ def test_test_scores_are_those_of_the_weights_that_validated_best(finished):
         weight, bias = outcome["weights"]["backbone.weight"], outcome["weights"]["backbone.bias"]
         assert auroc == pytest.approx(roc_auc_score(part(1)[1], part(1)[0] @ weight[0] + bias), abs=1e-6)
         if factor == best[method]:
-            scored = report.results.scores[method][seed]
+            scored = report.results.runs[method][seed]
             torch.testing.assert_close(scored.scores, part(2)[0] @ weight.T + bias)
 
 
@@ -186,7 +186,7 @@ def test_all_methods_start_alike_and_see_as_many_examples(tmp_path):
     STARTS.clear()
     report = run(tmp_path, seeds=2, trials=2, callbacks=[Noted()])
     assert [STARTS.count(start) for start in dict.fromkeys(STARTS)] == [4, 4]
-    assert {trained.examples for trained in report.results.trained.values()} == {12 * 24}
+    assert {run.examples for runs in report.results.runs.values() for run in runs} == {12 * 24}
     found = cells(tmp_path).values()
     assert {outcome["optimizer"] for outcome in found} == {"DampedAdam, lr 0.01", "DampedAdam, lr 0.0316"}
     assert {tuple(point["step"] for point in outcome["curve"]) for outcome in found} == {(4, 8, 12)}
@@ -197,7 +197,7 @@ def test_a_method_that_reads_more_negatives_takes_fewer_steps(tmp_path):
     report = run(tmp_path, methods=["STACO", two], datamodule=problem(num_dual_neg=24))
     last = {cell[0]: outcome["curve"][-1]["step"] for cell, outcome in cells(tmp_path).items()}
     assert last == {"STACO": 12, "two batches": 6}
-    assert {trained.examples for trained in report.results.trained.values()} == {288}
+    assert {run.examples for runs in report.results.runs.values() for run in runs} == {288}
 
 
 def test_a_network_that_was_made_is_where_all_methods_start_and_stays_as_it_is(tmp_path):
@@ -214,13 +214,13 @@ def test_seeds_draw_other_weights_and_batches(tmp_path):
     data = problem(seed=7)
     report = run(tmp_path / "made", datamodule=data, seeds=2)
     assert data.seed == 7
-    assert not torch.equal(*(scored.scores for scored in report.results.scores["STACO"]))
+    assert not torch.equal(*(scored.scores for scored in report.results.runs["STACO"]))
     assert "All seeds start from the same weights" not in report.text
 
 
 def test_seeds_of_a_trained_network_differ_by_their_batches(tmp_path):
     report = run(tmp_path, model=model(), seeds=2)
-    assert not torch.equal(*(scored.scores for scored in report.results.scores["STACO"]))
+    assert not torch.equal(*(scored.scores for scored in report.results.runs["STACO"]))
     assert "- All seeds start from the same weights: they differ by their batches alone." in report.text.splitlines()
 
 
@@ -259,7 +259,7 @@ def test_a_module_of_ones_own_whose_step_returns_nothing(tmp_path):
     sgd = functools.partial(torch.optim.SGD, lr=0.25)
     report = run(tmp_path, model=functools.partial(Own, 5), module={"optimizer": sgd}, trials=2, seeds=2)
     assert {outcome["optimizer"] for outcome in cells(tmp_path).values()} == {"SGD, lr 0.25", "SGD, lr 0.791"}
-    assert {trained.optimizer for trained in report.results.trained.values()} <= {"SGD, lr 0.25", "SGD, lr 0.791"}
+    assert {run.optimizer for runs in report.results.runs.values() for run in runs} <= {"SGD, lr 0.25", "SGD, lr 0.791"}
 
 
 def test_no_verdict_on_a_method_that_kept_its_first_weights(tmp_path):
@@ -268,18 +268,18 @@ def test_no_verdict_on_a_method_that_kept_its_first_weights(tmp_path):
         net.weight.copy_(torch.ones(1, 3))  # the best direction; training starts there and is pushed away
     away = Method("away", STACO, {"optimizer": functools.partial(torch.optim.SGD, lr=10.0, maximize=True)})
     report = run(tmp_path, model=net, methods=["STACO", away, "SOTAs"])
-    trained = report.results.trained
-    assert trained["away"].kept_start
+    runs = report.results.runs
+    assert runs["away"][0].kept_start
     words = r"open \(.*\): .*away never validated better than (its|their) first weights"
     assert re.fullmatch(words, report.verdicts["away"])
     for name, verdict in report.verdicts.items():
-        assert verdict.startswith("open") == (trained["STACO"].kept_start or trained[name].kept_start)
+        assert verdict.startswith("open") == (runs["STACO"][0].kept_start or runs[name][0].kept_start)
 
 
 def test_a_method_that_diverges_is_a_row_and_not_the_end(tmp_path):
     wild = Method("wild", STACO, {"optimizer": functools.partial(torch.optim.SGD, lr=1e38)})
     report = run(tmp_path, methods=["cross-entropy", wild])
-    assert report.results.trained["wild"].failed.startswith(("Not finite", "Diverged"))
+    assert report.results.failed["wild"].startswith(("Not finite", "Diverged"))
     assert "wild failed: " in report.text
     assert report.verdicts == {}
     assert {row["method"] for row in table(tmp_path, "runs")} == {"cross-entropy"}
@@ -517,7 +517,7 @@ def test_values_of_labels_are_what_the_module_reports(finished_labels):
     for (method, factor, seed, _), outcome in cells(folder).items():
         if factor != best[method]:
             continue
-        assert found.trained[method].optimizer == f"DampedAdam, lr {0.01 * factor:.3g}"
+        assert found.runs[method][0].optimizer == f"DampedAdam, lr {0.01 * factor:.3g}"
         module = TPAUCModule(torch.nn.Linear(5, 4), STACO(*CORNER), rectangles=[WIDE], **DEMANDS)
         module.load_state_dict(outcome["weights"])
         (values,) = bare_trainer().test(module, problem_of_labels(), verbose=False)
@@ -546,7 +546,7 @@ def test_the_report_says_what_the_means_are_of(finished_labels):
     page = (folder / "report.html").read_text(encoding="utf-8")
     parsed = ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>"))  # noqa: S314  # our own page
     shown = [[cell.text or "" for cell in row] for row in parsed.iter("tr")]
-    assert [row[0] for row in shown] == ["method", *report.results.trained, "label", *NAMES]
+    assert [row[0] for row in shown] == ["method", *report.results.runs, "label", *NAMES]
     assert shown[-1][1:5] == ["(0.5, 0.5)", "0", "0", "-"]
 
 

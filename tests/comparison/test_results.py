@@ -9,7 +9,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from lightning_tpauc.comparison.results import (
     Difference,
-    Evaluated,
+    Outcome,
     evaluate,
     measures,
     resampled_areas,
@@ -29,7 +29,7 @@ def scored(seed, shift=1.0, n_pos=30, n_neg=80, digits=None):
     generator = torch.Generator().manual_seed(seed)
     target = torch.cat([torch.ones(n_pos), torch.zeros(n_neg)]).long()
     scores = torch.randn(n_pos + n_neg, generator=generator) + shift * target
-    return Evaluated((scores if digits is None else scores.round(decimals=digits))[:, None], target[:, None])
+    return Outcome((scores if digits is None else scores.round(decimals=digits))[:, None], target[:, None])
 
 
 def scored_labels(seed, count=70, shift=1.0, missing=0.3):
@@ -39,7 +39,7 @@ def scored_labels(seed, count=70, shift=1.0, missing=0.3):
     target = (common[:, None] + 0.3 * torch.rand(count, 3, generator=generator) > torch.tensor([0.7, 0.9, 1.1])).long()
     target[torch.rand(count, 3, generator=generator) < missing] = -1
     noise = torch.randn(count, 3, generator=torch.Generator().manual_seed(seed))
-    return Evaluated(noise + shift * (target == 1), target)
+    return Outcome(noise + shift * (target == 1), target)
 
 
 def naive_value(scores, target, rectangle):
@@ -94,10 +94,10 @@ def test_values_of_labels_are_means_of_each():
 
 def test_folds_in_which_a_label_lacks_a_class():
     whole = scored_labels(8, count=160)
-    first, second = (Evaluated(whole.scores[rows], whole.target[rows].clone()) for rows in (slice(80), slice(80, 160)))
+    first, second = (Outcome(whole.scores[rows], whole.target[rows].clone()) for rows in (slice(80), slice(80, 160)))
     second.target[second.target[:, 2] == 1, 2] = 0  # no positive of the last label here
     labels = list(zip("abc", [CORNER] * 3, strict=True))
-    worse = [Evaluated(-fold.scores, fold.target) for fold in (first, second)]
+    worse = [Outcome(-fold.scores, fold.target) for fold in (first, second)]
     found = evaluate({"x": [first, second], "y": worse}, "y", [CORNER], labels, folds=2)
     areas = {name: own[..., 0] for name, own in found.values.items()}
     assert areas["x"].isnan().tolist() == [[False] * 3, [False, False, True]]
@@ -152,9 +152,9 @@ def test_intervals_of_labels_are_those_of_a_loop_over_examples():
 def test_all_methods_and_labels_see_the_same_draws(make):
     """So a monotone transform changes no resample, and a column that is there twice has the same values twice."""
     run = make(3)
-    twice = Evaluated(run.scores.repeat(1, 2), run.target.repeat(1, 2))
+    twice = Outcome(run.scores.repeat(1, 2), run.target.repeat(1, 2))
     wanted = [[CORNER]] * twice.scores.shape[1]
-    areas = resampled_areas({"a": [twice], "b": [Evaluated(twice.scores.exp(), twice.target)]}, wanted, 40)
+    areas = resampled_areas({"a": [twice], "b": [Outcome(twice.scores.exp(), twice.target)]}, wanted, 40)
     assert torch.equal(areas["a"].nan_to_num(-1), areas["b"].nan_to_num(-1))
     half = len(wanted) // 2
     assert torch.equal(areas["a"][..., 1 : 1 + half].nan_to_num(-1), areas["a"][..., 1 + half :].nan_to_num(-1))
@@ -179,7 +179,7 @@ def test_runs_on_the_same_examples_do_not_count_as_more_examples():
 def test_runs_are_drawn_as_well():
     """Of a perfect and a useless run, no resample of examples changes either: what varies is which runs are drawn."""
     target = torch.tensor([[1], [1], [0], [0]])
-    perfect, useless = Evaluated(target.float(), target), Evaluated(-target.float(), target)
+    perfect, useless = Outcome(target.float(), target), Outcome(-target.float(), target)
     areas = resampled_areas({"a": [perfect, useless]}, [[CORNER]], num_resamples=2000)["a"][:, 0, 0]
     values, counts = areas.unique(return_counts=True)
     assert values.tolist() == [0.0, 0.5, 1.0]
@@ -191,7 +191,7 @@ def test_a_label_that_lacks_a_class_in_a_resample_counts_in_no_mean_there():
     target[:10, 0], target[5:15, 1] = 1, 1
     target[15:, 1] = target[:5, 1] = -1
     target[20, 1] = 0  # the only negative of this label: 1 of 45 examples of the last stratum
-    run = Evaluated(torch.randn(60, 2, generator=torch.Generator().manual_seed(0)) + target, target)
+    run = Outcome(torch.randn(60, 2, generator=torch.Generator().manual_seed(0)) + target, target)
     areas = resampled_areas({"a": [run]}, [[CORNER]] * 2, 1500)["a"][:, 0]
     lost = areas[:, 2].isnan()
     assert float(lost.double().mean()) == pytest.approx((1 - 1 / 45) ** 45, abs=0.04)
@@ -204,7 +204,7 @@ def test_what_cant_be_compared_is_refused():
             resampled_areas({"a": [scored(0)], "b": others}, [[CORNER]], 2)
     for target in (torch.zeros(3, 1).long(), torch.tensor([[1, 0], [1, -1], [-1, 0]])):
         with pytest.raises(ArgumentError, match="lack a class"):
-            resampled_areas({"a": [Evaluated(torch.zeros(target.shape), target)]}, [[CORNER]] * 2, 2)
+            resampled_areas({"a": [Outcome(torch.zeros(target.shape), target)]}, [[CORNER]] * 2, 2)
 
 
 # ---------------------------------------------------------------- words

@@ -11,7 +11,8 @@ from lightning_tpauc.algorithms import STACO, CrossEntropy, FullBatch
 from lightning_tpauc.comparison import Comparison
 from lightning_tpauc.comparison.comparing import best_factor
 from lightning_tpauc.comparison.methods import chosen_methods
-from lightning_tpauc.comparison.training import Outcome, Setup, examples_per_step, length_of
+from lightning_tpauc.comparison.results import Outcome
+from lightning_tpauc.comparison.training import Setup, examples_per_step, length_of
 from lightning_tpauc.errors import ArgumentError
 from tests.helpers.problems import bare_trainer
 
@@ -115,7 +116,9 @@ def test_methods_by_name():
 
 def test_the_best_mean_on_validation_data_is_chosen():
     def runs(*areas, auroc=0.5):
-        return [Outcome("Not finite") if tpauc is None else Outcome(validation=(tpauc, auroc)) for tpauc in areas]
+        return [
+            Outcome(failed="Not finite") if tpauc is None else Outcome(validation=(tpauc, auroc)) for tpauc in areas
+        ]
 
     tried = {1.0: runs(0.2, 0.4), 2.0: runs(0.5, 0.3), 3.0: runs(0.9, None), 4.0: runs(0.3, 0.5, auroc=0.6)}
     assert best_factor(tried) == 4.0  # of two with equal areas the one with the larger AUROC
