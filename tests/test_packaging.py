@@ -147,13 +147,13 @@ def one_comparison(folder):
 
 
 def one_figure(_):
-    importlib.import_module("lightning_tpauc.comparison.pictures").new_figure(1, 1, (2, 2))
+    importlib.import_module("lightning_tpauc.comparison.report").new_figure(1, 1, (2, 2))
 
 
 #: Module that asks for extras -> extra, the dependencies it imports, a call that needs each of them.
 USERS = {
     "comparison.comparing": ("plot", ("matplotlib",), one_comparison),
-    "comparison.pictures": ("plot", ("matplotlib",), one_figure),
+    "comparison.report": ("plot", ("matplotlib",), one_figure),
     "data.medmnist": (
         "medical",
         ("medmnist", "torchvision"),

@@ -19,7 +19,7 @@ from examples.paper.methods import Method, Settings, at_edge, settings_of
 from examples.paper.reported import reported_tpauc
 from examples.paper.runner import Plan, Results, choose, chosen_settings
 from examples.paper.trial import objective_name
-from lightning_tpauc.comparison.pictures import COLOURS, as_png, draw_band, new_figure
+from lightning_tpauc.comparison.report import COLOURS, as_png, draw_band, new_figure
 from lightning_tpauc.metrics.reporting import Rectangle, metric_name
 from lightning_tpauc.version import __version__
 

@@ -18,7 +18,7 @@ from examples.paper.methods import Method, settings_of
 from examples.paper.report import draw_times, environment
 from examples.paper.reported import SECONDS_PER_ITERATION
 from examples.paper.trial import Options, build_datamodule, build_module, build_trainer, stages
-from lightning_tpauc.comparison.pictures import as_png
+from lightning_tpauc.comparison.report import as_png
 
 _ROUNDS = 3
 _WARM_UP = 3

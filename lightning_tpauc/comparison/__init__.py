@@ -6,8 +6,8 @@ configuration. :mod:`~lightning_tpauc.comparison.training` trains one method onc
 """
 
 from lightning_tpauc.comparison.comparing import Comparison, compare
-from lightning_tpauc.comparison.methods import Method, method_names
 from lightning_tpauc.comparison.report import Report
 from lightning_tpauc.comparison.results import Difference
+from lightning_tpauc.comparison.training import Method, method_names
 
 __all__ = ("Comparison", "Difference", "Method", "Report", "compare", "method_names")

@@ -24,22 +24,10 @@ from torch import nn
 from tqdm import tqdm
 
 from lightning_tpauc.algorithms import Algorithm, CrossEntropy
-from lightning_tpauc.comparison.methods import BASELINE, Method, chosen_methods
+from lightning_tpauc.comparison import training
 from lightning_tpauc.comparison.report import Report, write_report
 from lightning_tpauc.comparison.results import Outcome, Results, evaluate, have_both
-from lightning_tpauc.comparison.training import (
-    Cell,
-    Length,
-    Run,
-    Setup,
-    cell_path,
-    description,
-    examples_per_step,
-    length_of,
-    load_cell,
-    save_cell,
-    train_cell,
-)
+from lightning_tpauc.comparison.training import BASELINE, Cell, Length, Method, Run, Setup
 from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.data.digest import content_digest
 from lightning_tpauc.errors import ArgumentError, DataError, UnsupportedError
@@ -211,7 +199,7 @@ class Comparison:
             )
             raise ArgumentError(msg)
         self._folder = Path(self.folder)
-        self._methods = chosen_methods(self.methods)
+        self._methods = training.chosen_methods(self.methods)
         #: Of the default learning rate: half a power of ten apart, the default itself first.
         self.factors = [10.0 ** ((k + 1) // 2 / (2 if k % 2 else -2)) for k in range(self.trials)]
         self._rectangles = list(dict.fromkeys(check_rectangle(*r) for r in (self.rectangle, *self.rectangles)))
@@ -234,7 +222,7 @@ class Comparison:
         with _undisturbed():
             self._prepare()
             cells = [self._cell(m, factor, run) for run in self.runs for m in self._methods for factor in self.factors]
-            missing = [cell for cell in cells if not cell_path(self._folder, cell).is_file()]
+            missing = [cell for cell in cells if not training.cell_path(self._folder, cell).is_file()]
             if missing:
                 done = len(cells) - len(missing)
                 for _ in tqdm(self._train(missing), "training", len(cells), initial=done, smoothing=0):
@@ -285,16 +273,16 @@ class Comparison:
             raise ArgumentError(msg)
         usual = sum(datamodule.batch_sampler().global_sizes(1)[:2])
         for method in self._methods:
-            per_step = examples_per_step(datamodule, algorithms[method.name])
-            self._lengths[method.name] = length_of(trainer, datamodule.steps_per_epoch, usual, per_step)
+            per_step = training.examples_per_step(datamodule, algorithms[method.name])
+            self._lengths[method.name] = training.length_of(trainer, datamodule.steps_per_epoch, usual, per_step)
 
     def _cell(self, method: Method, factor: float, run: Run) -> Cell:
         algorithm = method.algorithm(*self._rectangles[0])
         own = [algorithm, repr(algorithm), method.options, self._lengths[method.name], self._has_test]
-        return Cell(method.name, factor, run, content_digest(self._identities[run], description(own)))
+        return Cell(method.name, factor, run, content_digest(self._identities[run], training.description(own)))
 
     def _outcomes(self, method: Method, factor: float) -> list[Outcome]:
-        return [load_cell(self._folder, self._cell(method, factor, run)) for run in self.runs]
+        return [training.load_cell(self._folder, self._cell(method, factor, run)) for run in self.runs]
 
     # ---------------------------------------------------------------- doing it
 
@@ -317,7 +305,7 @@ class Comparison:
     def _train_cell(self, cell: Cell) -> None:
         method = next(method for method in self._methods if method.name == cell.method)
         common = cell, self._rectangles[0], self._lengths[cell.method]
-        save_cell(self._folder, cell, train_cell(self.setup, method, *common, test=self._has_test))
+        training.save_cell(self._folder, cell, training.train_cell(self.setup, method, *common, test=self._has_test))
 
     # ---------------------------------------------------------------- what came out
 

@@ -37,7 +37,7 @@ class Outcome:
         optimizer: what the weights were trained by.
         validation: TPAUC and AUROC on validation data of the weights that are kept, those that validated best.
         kept_start: whether nothing validated better than the first weights.
-        curve: ``examples`` and ``tpauc`` of each validation.
+        curve: ``step``, ``examples`` and ``tpauc`` of each validation.
         weights: the weights that are kept.
     """
 
@@ -160,12 +160,8 @@ def evaluate(
 ) -> Results:
     """Values, intervals and differences of scores.
 
-    Args:
-        scores: by method, its runs; run k of all methods has the same examples in the same order.
-        baseline: name of the method that the others are compared with.
-        rectangles: what is measured; the first one was trained for.
-        labels: name of each label, and the rectangle that it was trained for.
-        folds: how many runs have examples of their own; the others repeat them.
+    Run k of all methods has the same examples in the same order. ``labels`` are the name of each and the rectangle that
+    it was trained for; the further rectangles are measured as well. ``folds`` runs have examples of their own.
     """
     if not scores:
         return Results(rectangles, baseline, scores)
@@ -242,19 +238,12 @@ def resampled_areas(
     the finite data. With R runs it also includes a part of the error of training, :math:`(R - 1) / R` of its variance;
     with one run it includes nothing of that.
 
-    Args:
-        methods: by method, its runs; run k of all methods has the same examples in the same order.
-        rectangles: (min_tpr, max_fpr) pairs of each label, as many for each.
-        num_resamples: number of resamples.
-        seed: of the draws.
+    ``rectangles`` are (min_tpr, max_fpr) pairs of each label, as many for each.
 
     Returns:
         By method, a float64 tensor ``(num_resamples, R, 1 + K)`` for R rectangles of K labels: means over the drawn
         runs, first of the mean over the labels, then of each. A label that lacks a class in a resample has no value
         there, which is nan, and counts in no mean.
-
-    Raises:
-        ArgumentError: if the runs are not paired, or all labels lack a class.
     """
     targets = paired(methods)
     shared = all(torch.equal(target, targets[0]) for target in targets)
@@ -291,9 +280,6 @@ def strata(target: Tensor) -> list[Tensor]:
     Each example belongs to the rarest label that it is positive for, the first of equally rare ones; those that are
     positive for none come last. So each resample has as many positives of the rarest label as the data, and of the
     others nearly as many. A stratum for each combination of labels would often be a single example, which never varies.
-
-    Args:
-        target: integer tensor ``(N, K)`` of 1, 0 and -1.
 
     Example:
         >>> [rows.tolist() for rows in strata(torch.tensor([[1, 0], [1, 1], [0, -1], [1, -1]]))]

@@ -7,8 +7,8 @@ import functools
 import inspect
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -21,12 +21,11 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_tpauc.algorithms import Algorithm
-from lightning_tpauc.comparison.methods import Method
+from lightning_tpauc.algorithms import AUCM, PAUCI, SONX, STACO, Algorithm, CrossEntropy, SOTAs
 from lightning_tpauc.comparison.results import Outcome
 from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.data.digest import content_digest
-from lightning_tpauc.errors import NonFiniteError, UnsupportedError
+from lightning_tpauc.errors import ArgumentError, NonFiniteError, UnsupportedError
 from lightning_tpauc.files import replacing
 from lightning_tpauc.metrics.figures import ROCFigure
 from lightning_tpauc.metrics.reporting import validated_areas
@@ -42,6 +41,73 @@ _SET |= dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", 
 #: A release changes their classes and not a user, so that names say enough of them.
 _LIBRARIES = {"torch", "torchvision", "torch_geometric", "lightning", "lightning_tpauc", "torchmetrics"}
 _LIBRARIES |= sys.stdlib_module_names
+
+
+#: What the others are compared with.
+BASELINE = "cross-entropy"
+_DEFAULT = (BASELINE, "balanced cross-entropy", "STACO", "PAUCI")
+_SIGMOID = {"score_activation": "sigmoid"}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A training method that takes part.
+
+    Attributes:
+        name: as tables call it.
+        algorithm: makes the algorithm of a rectangle: ``algorithm(min_tpr, max_fpr)``.
+        options: arguments of the module that belong to the method, such as ``{"score_activation": "sigmoid"}``.
+
+    Example:
+        >>> Method("STACO, logistic", lambda *rectangle: STACO(*rectangle, surrogate="logistic")).name
+        'STACO, logistic'
+    """
+
+    name: str
+    algorithm: Callable[[float, float], Algorithm]
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+_KNOWN = {
+    method.name: method
+    for method in (
+        Method(BASELINE, CrossEntropy),
+        Method("balanced cross-entropy", lambda *rectangle: CrossEntropy(*rectangle, balanced=True)),
+        Method("STACO", STACO),
+        Method("PAUCI", PAUCI, _SIGMOID),
+        Method("SOTAs", SOTAs),
+        Method("SONX", SONX),
+        Method("AUCM", AUCM, _SIGMOID),
+    )
+}
+
+
+def method_names() -> list[str]:
+    """The methods that are known by name.
+
+    Example:
+        >>> method_names()[:3]
+        ['cross-entropy', 'balanced cross-entropy', 'STACO']
+    """
+    return list(_KNOWN)
+
+
+def chosen_methods(given: Sequence[str | Method] | None) -> list[Method]:
+    """The methods that were asked for, in their order."""
+    found = []
+    for entry in given or _DEFAULT:
+        if not isinstance(entry, Method) and entry not in _KNOWN:
+            msg = f"Expected `methods` to be Method objects or names out of {', '.join(_KNOWN)}, but got {entry!r}."
+            raise ArgumentError(msg)
+        found.append(entry if isinstance(entry, Method) else _KNOWN[entry])
+    names = [method.name for method in found]
+    if len(set(names)) < len(names) or len(names) < 2:
+        msg = f"Expected `methods` to be at least two methods of different names, but got {names}."
+        raise ArgumentError(msg)
+    return found
+
+
+# ---------------------------------------------------------------- repetitions and their files
 
 
 class Run(NamedTuple):
@@ -196,43 +262,30 @@ class _Recorder(Callback):
     """Points of the training curve, and the scores of what is validated or tested after it."""
 
     def __init__(self) -> None:
-        self.curve: list[tuple[int, float]] = []
+        self.curve: list[dict[str, float]] = []
         self.scored = (torch.Tensor(), torch.Tensor())
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            self.curve.append((trainer.global_step, validated_areas(trainer.callback_metrics)[0]))
+            tpauc, _ = validated_areas(trainer.callback_metrics)
+            self.curve.append({"step": float(trainer.global_step), "tpauc": tpauc})
 
     @override
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if trainer.state.fn == TrainerFn.VALIDATING:
-            self._keep(pl_module)
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:  # a TPAUCModule
+        if trainer.state.fn != TrainerFn.FITTING:
+            scored = pl_module._collected[0].scored
+            scores, target = scored.raw.detach().cpu(), scored.target.cpu()
+            known = (target >= 0).any(1)
+            self.scored = (scores[known], target[known].long())
 
-    @override
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        self._keep(pl_module)
-
-    def _keep(self, module: Any) -> None:  # a TPAUCModule
-        scored = module._collected[0].scored
-        scores, target = scored.raw.detach().cpu(), scored.target.cpu()
-        known = (target >= 0).any(1)
-        self.scored = (scores[known], target[known].long())
+    on_test_epoch_end = on_validation_epoch_end
 
 
 def train_cell(
     setup: Setup, method: Method, cell: Cell, rectangle: tuple[float, float], length: Length, *, test: bool
 ) -> Outcome:
-    """Train, and score the test data, or the validation data, with the weights that validated best.
-
-    Args:
-        setup: makes the objects.
-        method: what to train.
-        cell: its repetition and learning rate.
-        rectangle: what to train for.
-        length: how long to train.
-        test: whether there are test data.
-    """
+    """Train for a rectangle, and score the test data, or else the validation data, with the weights that are kept."""
     datamodule = setup.datamodule(cell.run)
     module = setup.build(method, rectangle, cell.run, cell.factor)
     with isolate_rng():  # what the first weights reach tells whether training has changed anything for the better
@@ -250,7 +303,7 @@ def train_cell(
     if test:
         trainer.test(module, datamodule, verbose=False)
     weights = {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
-    curve = [{"examples": length.per_step * step, "tpauc": tpauc} for step, tpauc in recorder.curve]
+    curve = [{**point, "examples": length.per_step * point["step"]} for point in recorder.curve]
     made = {"seconds": seconds, "examples": length.steps * length.per_step, "optimizer": optimizer, "curve": curve}
     return Outcome(*recorder.scored, **made, validation=areas, kept_start=first >= areas, weights=weights)
 

@@ -28,15 +28,10 @@ def plot_rocs(
     filled: str | None = None,
     point: tuple[float, float] | None = None,
 ) -> tuple[Any, Any]:
-    """Draw ROC curves and the rectangle of each, one rectangle where all are the same.
+    """Draw ROC curves ``(fpr, tpr)`` and the rectangle of each, one rectangle where all are the same.
 
-    Args:
-        curves: ``(fpr, tpr)`` of each, float tensors ``(V_k,)``, both non-decreasing from 0 to 1.
-        labels: what the legend says of each.
-        rectangles: ``(min_tpr, max_fpr)`` of each.
-        ax: matplotlib axes to draw into; a new figure if ``None``.
-        filled: what the legend says of the area under the only curve inside its rectangle, which is filled then.
-        point: false and true positive rate that decisions have, to mark.
+    ``filled`` is what the legend says of the area under the only curve inside its rectangle, which is filled then.
+    ``point`` is the false and the true positive rate that decisions have, to mark.
     """
     matplotlib, ax = import_extra("matplotlib", "plot"), _axes(ax, (5.2, 5.2))
     box = import_extra("matplotlib.patches", "plot").Rectangle
@@ -74,14 +69,7 @@ def _inside(fpr: Any, tpr: Any, min_tpr: float, max_fpr: float) -> Any:
 
 
 def plot_scores(scores: Tensor, labels: Tensor, threshold: float | None = None, ax: Any = None) -> tuple[Any, Any]:
-    """Draw how the scores of both classes are distributed, each class by its share of examples per bin.
-
-    Args:
-        scores: raw scores, float tensor ``(N,)``; infinite ones are left out.
-        labels: 1, 0, or anything else for rows to leave out, tensor ``(N,)``.
-        threshold: what decides, to mark.
-        ax: matplotlib axes to draw into; a new figure if ``None``.
-    """
+    """Draw how the finite scores of both classes are distributed, each class by its share of examples per bin."""
     ax, finite = _axes(ax, (6.4, 4.0)), scores.isfinite()
     negatives, positives = (scores[finite & (labels == label)].numpy(force=True) for label in (0, 1))
     bins = np.histogram_bin_edges(np.concatenate([negatives, positives]).astype(np.float64), 60)

@@ -217,9 +217,7 @@ class TwoWayPartialAUROC(ScoreMetric):
                 labels or classes.
         """
         import_extra("matplotlib", "plot")
-        from lightning_tpauc.metrics.figures import (  # it imports Lightning, which metrics do without
-            plot_rocs,
-        )
+        from lightning_tpauc.metrics.figures import plot_rocs  # it imports Lightning, which metrics do without
 
         named = {label: self, **(others or {})}
         if others and (val is not None or any(metric._score_row for metric in named.values())):
@@ -231,14 +229,13 @@ class TwoWayPartialAUROC(ScoreMetric):
         one_number = isinstance(val, Real) or (isinstance(val, Tensor) and val.numel() == 1)
         if val is not None and (self._score_row or not one_number):
             return super().plot(val, ax)
-        if not others and not self._score_row:
-            area = f"TPAUC = {float(self.compute() if val is None else val):.3f}"
-            return plot_rocs([self.roc()[:2]], ["ROC curve"], self.rectangles, ax, area)
-        if others:
-            curves = [metric.roc()[:2] for metric in named.values()]
-            texts = [f"{name}: TPAUC = {float(metric.compute()):.3f}" for name, metric in named.items()]
-            return plot_rocs(curves, texts, [metric.rectangles[0] for metric in named.values()], ax)
-        areas, whole = self._of_all(lambda: (self._areas(), self._curves()))
-        kind = "Class" if self.num_labels is None else "Label"
-        texts = [f"{kind} {k}: {area.value:.3f}" for k, area in enumerate(areas)]
-        return plot_rocs([curve[:2] for curve in whole], texts, self.rectangles, ax)
+        if self._score_row:
+            areas, whole = self._of_all(lambda: (self._areas(), self._curves()))
+            kind = "Class" if self.num_labels is None else "Label"
+            texts = [f"{kind} {k}: {area.value:.3f}" for k, area in enumerate(areas)]
+            return plot_rocs([curve[:2] for curve in whole], texts, self.rectangles, ax)
+        curves, rectangles = zip(*((m.roc()[:2], m.rectangles[0]) for m in named.values()), strict=True)
+        shown = [f"TPAUC = {float(m.compute() if val is None else val):.3f}" for m in named.values()]
+        if not others:
+            return plot_rocs(curves, ["ROC curve"], rectangles, ax, shown[0])
+        return plot_rocs(curves, [f"{name}: {text}" for name, text in zip(named, shown, strict=True)], rectangles, ax)

@@ -26,7 +26,7 @@ import lightning_tpauc
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import SOTA, STACO, FullBatch
 from lightning_tpauc.cli import main
-from lightning_tpauc.comparison import Method, compare, comparing, results, training
+from lightning_tpauc.comparison import Method, compare, results, training
 from lightning_tpauc.errors import ArgumentError, DataError, UnsupportedError
 from tests.helpers.paths import ROOT
 from tests.helpers.problems import bare_trainer
@@ -340,13 +340,13 @@ def test_a_killed_comparison_goes_on_to_the_same_end(tmp_path, run):
 @pytest.fixture
 def trained(monkeypatch):
     """(method, learning rate, seed) of each training."""
-    noted = []
+    noted, train_cell = [], training.train_cell
 
     def note(setup, method, cell, *args, **kwargs):
         noted.append((method.name, cell.factor, cell.run.seed))
-        return training.train_cell(setup, method, cell, *args, **kwargs)
+        return train_cell(setup, method, cell, *args, **kwargs)
 
-    monkeypatch.setattr(comparing, "train_cell", note)
+    monkeypatch.setattr(training, "train_cell", note)
     return noted
 
 

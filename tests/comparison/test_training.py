@@ -10,9 +10,8 @@ from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy, FullBatch
 from lightning_tpauc.comparison import Comparison
 from lightning_tpauc.comparison.comparing import best_factor
-from lightning_tpauc.comparison.methods import chosen_methods
 from lightning_tpauc.comparison.results import Outcome
-from lightning_tpauc.comparison.training import Setup, examples_per_step, length_of
+from lightning_tpauc.comparison.training import Setup, chosen_methods, examples_per_step, length_of
 from lightning_tpauc.errors import ArgumentError
 from tests.helpers.problems import bare_trainer
 
