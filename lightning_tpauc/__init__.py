@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
     from lightning_tpauc.metrics.figures import ROCFigure
     from lightning_tpauc.module import TPAUCModule
-    from lightning_tpauc.scoring.operating_point import DecisionThreshold
+    from lightning_tpauc.scoring.evaluation import DecisionThreshold
     from lightning_tpauc.scoring.prediction import PredictionWriter
     from lightning_tpauc.training.optimizer import DampedAdam
     from lightning_tpauc.training.stages import FiniteGuard, StageCallback
@@ -71,7 +71,7 @@ _HOME = {
     "ExactObjective": "metrics",
     "TwoWayPartialAUROC": "metrics",
     "TPAUCModule": "module",
-    "DecisionThreshold": "scoring.operating_point",
+    "DecisionThreshold": "scoring.evaluation",
     "PredictionWriter": "scoring.prediction",
     "ROCFigure": "metrics.figures",
 }

@@ -41,7 +41,7 @@ from lightning_tpauc.lightning_fixes.checkpoint_files import AtomicCheckpointIO
 from lightning_tpauc.lightning_fixes.unsupported import refuse_strategy_name
 from lightning_tpauc.metrics.figures import ROCFigure
 from lightning_tpauc.module import TPAUCModule
-from lightning_tpauc.scoring.operating_point import DecisionThreshold
+from lightning_tpauc.scoring.evaluation import DecisionThreshold
 from lightning_tpauc.scoring.prediction import PredictionWriter
 from lightning_tpauc.version import __version__
 

@@ -30,9 +30,8 @@ from lightning_tpauc.functional.checks import check_choice, check_count, require
 from lightning_tpauc.lightning_fixes.checkpoint_files import load_weights
 from lightning_tpauc.lightning_fixes.unsupported import log_replicated, refuse_vanishing_eps
 from lightning_tpauc.metrics.reporting import validated_areas
-from lightning_tpauc.scoring.evaluation import Evaluation, evaluation_of
+from lightning_tpauc.scoring.evaluation import DecisionThreshold, DefaultThreshold, Evaluation, evaluation_of
 from lightning_tpauc.scoring.forward import ScoringModel, device_batches, evaluation_mode
-from lightning_tpauc.scoring.operating_point import DecisionThreshold, DefaultThreshold
 from lightning_tpauc.training.checkpoint import (
     INPUTS,
     SavesTraining,

@@ -32,8 +32,8 @@ from lightning_tpauc.distributed import GatheredScores, assign, reshard, whole, 
 from lightning_tpauc.errors import CheckpointError
 from lightning_tpauc.functional.pairwise import common_dtype
 from lightning_tpauc.lightning_fixes.checkpoint_files import plain as plain_value
+from lightning_tpauc.scoring.evaluation import OperatingPoint
 from lightning_tpauc.scoring.forward import call_model, device_batches, evaluation_mode
-from lightning_tpauc.scoring.operating_point import OperatingPoint
 from lightning_tpauc.training.rectangle import RectangleSchedule, ScoreMemory, Step
 
 
