@@ -108,15 +108,12 @@ def compare(
         ['STACO']
     """
     if isinstance(model, TPAUCModule):
-        msg = (
-            "Expected `model` to be a backbone, a function that makes one, or a subclass of TPAUCModule, but got an "
-            f"object with an algorithm of its own. Pass `partial({type(model).__name__}, ...)` with its arguments."
-        )
+        expected = "Expected `model` to be a backbone, a function that makes one, or a subclass of TPAUCModule"
+        msg = f"{expected}. Pass `partial({type(model).__name__}, ...)` with its arguments in place of an object."
         raise ArgumentError(msg)
     if folds is not None and isinstance(datamodule, LightningDataModule):
         msg = (
-            "`folds` needs a data module for each of them: pass a function, such as `datamodule=lambda seed, fold, "
-            "num_folds: PosNegDataModule(data, seed=seed, fold=fold, num_folds=num_folds)`."
+            "`folds` needs a data module for each: pass `datamodule=lambda seed, fold, num_folds: ...`, which makes it."
         )
         raise ArgumentError(msg)
     options = dict(module or {})
@@ -194,9 +191,7 @@ class Comparison:
         if self.folds is not None:
             check_count(self.folds, "folds", 2)
         if all(self.setup.options.get(name) in (None, -1) for name in ("max_epochs", "max_steps")):
-            msg = (
-                "Methods are compared on the same number of examples: pass `max_epochs` or `max_steps` of the Trainer."
-            )
+            msg = "Methods are compared at the same length: pass `max_epochs` or `max_steps` of the Trainer."
             raise ArgumentError(msg)
         self._folder = Path(self.folder)
         self._methods = training.chosen_methods(self.methods)
@@ -259,9 +254,9 @@ class Comparison:
         algorithms = {method.name: method.algorithm(*self._rectangles[0]) for method in self._methods}
         left_out = [name for name, own in algorithms.items() if self._labels is not None and not own.takes_tasks]
         if left_out and self.methods:
+            refused = f"{listed(left_out)} of `methods` can train one label only, but the data have several"
             msg = (
-                f"{listed(left_out)} of `methods` can train one label only, but the data have several: take "
-                "cross-entropy, balanced cross-entropy, STACO or SOTAs, or pass one column of labels."
+                f"{refused}: take cross-entropy, balanced cross-entropy, STACO or SOTAs, or pass one column of labels."
             )
             raise UnsupportedError(msg)
         if left_out:
@@ -296,10 +291,7 @@ class Comparison:
             try:
                 yield from pool.map(_train, cells)
             except BrokenProcessPool:
-                msg = (
-                    "A training was killed, perhaps for want of memory. What has finished is kept: give the same "
-                    "command again, with fewer `processes`."
-                )
+                msg = "A training was killed, perhaps for want of memory. Give the same command with fewer `processes`."
                 raise DataError(msg) from None
 
     def _train_cell(self, cell: Cell) -> None:
@@ -348,16 +340,12 @@ def best_factor(outcomes: Mapping[float, Sequence[Outcome]]) -> float | None:
 def _require_both_classes(loader: Any, name: str) -> None:
     if isinstance(loader, list) and not loader:
         msg = (
-            "A comparison chooses weights and settings on validation data, but there are none: pass `val_dataset`, or "
-            "split a part off with `val_fraction` or `folds`."
+            "Methods are chosen on validation data, but there are none: pass `val_dataset`, `val_fraction` or `folds`."
         )
         raise DataError(msg)
     targets = getattr(loader, "targets", None)  # a loader of one's own does not say what its labels are
     if targets is not None and not have_both(torch.as_tensor(targets)).any():
-        msg = (
-            f"A comparison measures areas, which need positives and negatives, but the {name} set has examples of one "
-            "class alone. Pass one that has both, or split it off stratified (`val_fraction`, `folds`)."
-        )
+        msg = f"Areas need both classes, but the {name} set has examples of one class alone. Pass one that has both."
         raise DataError(msg)
 
 

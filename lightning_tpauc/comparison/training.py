@@ -203,10 +203,8 @@ def _scale_rate(module: TPAUCModule, factor: float) -> None:
     given, kind = module.optimizer_factory, type(module)
     own = [k for k in kind.__mro__ if k not in TPAUCModule.__mro__ and "configure_optimizers" in vars(k)]
     if own and (given is None or kind.configure_optimizers is not TPAUCModule.configure_optimizers):
-        msg = (
-            f"`trials` varies the learning rate of the module's `optimizer`, but {kind.__name__} makes its own in "
-            "`configure_optimizers`. Pass `optimizer` in its place, or compare with one trial."
-        )
+        made = f"`trials` varies the learning rate of the module's `optimizer`, but {kind.__name__} makes its own"
+        msg = f"{made} in `configure_optimizers`. Pass `optimizer` in its place, or compare with one trial."
         raise UnsupportedError(msg)
 
     def scaled(parameters: Any) -> torch.optim.Optimizer:

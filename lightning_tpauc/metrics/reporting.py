@@ -80,9 +80,7 @@ def as_rectangles(pairs: Any) -> list[Rectangle]:
     try:
         rectangles = [Rectangle(*pair) for pair in pairs]
     except TypeError:
-        msg = (
-            f"Expected `rectangles` to be a list of pairs (min_tpr, max_fpr), such as [(0.7, 0.3)], but got {pairs!r}."
-        )
+        msg = f"Expected `rectangles` to be pairs (min_tpr, max_fpr), such as [(0.7, 0.3)], but got {pairs!r}."
         raise ArgumentError(msg) from None
     return [Rectangle(*check_rectangle(*rectangle)) for rectangle in rectangles]
 

@@ -459,11 +459,8 @@ class DecisionThreshold(Callback):
             return
         self.say_what_fell_short(pl_module)
         if pl_module.operating_point is not None and starts_processes(trainer):
-            rank_zero_warn(
-                f"The threshold {pl_module.threshold} is known to the processes of this validation alone: Lightning "
-                "brings back nothing but metrics. Validate with `Trainer(devices=1)` to keep it.",
-                category=TPAUCWarning,
-            )
+            text = f"The threshold {pl_module.threshold} is known to the processes of this validation alone"
+            rank_zero_warn(f"{text}. Validate with `Trainer(devices=1)` to keep it.", category=TPAUCWarning)
 
     def choose(self, module: Any, scored: Scored) -> OperatingPoint | None:
         """The operating point of scores, the same on every rank that has the same; ``None`` if no label has one."""
@@ -542,8 +539,5 @@ def recorded_point(module: Any, state: Mapping[str, Any] | None) -> OperatingPoi
     point = None if state is None else OperatingPoint.from_dict(state)
     if point is None or point.is_for(rectangles_of(module)):
         return point
-    rank_zero_info(
-        "The threshold in the checkpoint was chosen for another rectangle than the module's: it is left out. "
-        "`Trainer.validate` chooses one."
-    )
+    rank_zero_info("The checkpoint's threshold is of another rectangle: left out. `Trainer.validate` chooses one.")
     return None

@@ -166,10 +166,9 @@ def _arguments(model: Callable[..., Any], inputs: Any) -> tuple[list[Any], dict[
         return [inputs], {}
     missing = [name for name in required if required[name] and name not in given]
     if missing:
-        msg = (
-            f"`forward` of the model requires {' and '.join(f'`{name}`' for name in missing)}, but the batches hold "
-            f"{', '.join(offered)}. Let the data set's items hold them, or write a `forward(batch)`."
-        )
+        needed, held = " and ".join(f"`{name}`" for name in missing), ", ".join(offered)
+        remedy = "Let the data set's items hold them, or write a `forward(batch)`."
+        msg = f"`forward` of the model requires {needed}, but the batches hold {held}. {remedy}"
         raise ArgumentError(msg)
     if others and not takes_any:
         warn_on_rank_zero(
@@ -197,10 +196,8 @@ def scores_of(output: Any) -> Tensor:
     if isinstance(output, (Mapping, tuple, list)):
         parts = map(repr, output) if isinstance(output, Mapping) else (type(part).__name__ for part in output)
         got += f" of {', '.join(parts)}"
-    msg = (
-        f"Expected `forward` to return one score per example, a float tensor (N,) or (N, 1), but got {got}. Return the "
-        "scores alone, from before any `argmax` or threshold."
-    )
+    expected = "Expected `forward` to return one score per example, a float tensor (N,) or (N, 1)"
+    msg = f"{expected}, but got {got}. Return the scores alone, from before any `argmax` or threshold."
     raise ArgumentError(msg)
 
 

@@ -150,11 +150,8 @@ def labels_to_evaluate(module: ScoringModel, trainer: Trainer, stage: str) -> La
             )
             raise UnsupportedError(msg)
         if known and labels and known.names != labels.names and {*known.names} == {*labels.names}:
-            rank_zero_warn(
-                f"The model's outputs were trained for the labels {listed(known.names)}, but are now trained for "
-                f"{listed(labels.names)}. Pass the columns in the former order to build on what each has learnt.",
-                category=TPAUCWarning,
-            )
+            text = f"The model's outputs were trained for the labels {listed(known.names)}, now {listed(labels.names)}"
+            rank_zero_warn(f"{text}. Pass the columns in the former order.", category=TPAUCWarning)
         return labels
     # a search for labels may take a pass over the data
     if stage == TrainerFn.PREDICTING or (known is None and module.knows_labels):
@@ -168,10 +165,8 @@ def labels_to_evaluate(module: ScoringModel, trainer: Trainer, stage: str) -> La
         return found or known
     # arrays have no names: their columns stand for the labels in order, as those of a `val_dataset` do
     if found.names not in (known.names, tuple(map(str, range(len(known.names))))):
-        msg = (
-            f"The model was trained for the labels {listed(known.names)}, but the data's are {listed(found.names)}. "
-            "Pass the same columns in the same order."
-        )
+        trained = f"The model was trained for the labels {listed(known.names)}"
+        msg = f"{trained}, but the data's are {listed(found.names)}. Pass the same columns in the same order."
         raise ArgumentError(msg)
     return known
 
@@ -203,11 +198,8 @@ def inputs_and_target(batch: Any, known: Any = None, num_labels: int | None = No
         return batch.inputs, _integers(batch.target, num_labels, may_miss=True)
     inputs, label = _taken_apart(batch, known)
     if not isinstance(label, Tensor):
-        kinds = f" of {', '.join(type(part).__name__ for part in batch)}" if isinstance(batch, (tuple, list)) else ""
-        msg = (
-            f"Expected batches (inputs, target) to validate and test on, but got a {type(batch).__name__}{kinds}. Let "
-            "the data set return such pairs, or give it to PosNegDataModule."
-        )
+        expected = "Expected batches (inputs, target) to validate and test on"
+        msg = f"{expected}, but got a {type(batch).__name__}. Let the data set return such pairs, or give it to PosNegDataModule."
         raise ArgumentError(msg)
     return inputs, _integers(label, num_labels, may_miss=num_labels is not None)
 
@@ -259,10 +251,8 @@ def _integers(target: Tensor, num_labels: int | None, *, may_miss: bool) -> Tens
     fits = _one_per_example(target) if num_labels is None else target.ndim == 2 and target.shape[1] == num_labels
     if not fits:
         expected = "one label" if num_labels is None else f"{num_labels} labels"
-        msg = (
-            f"Expected {expected} per example in the batches, as the model was trained for, but got shape "
-            f"{tuple(target.shape)}. Evaluate on the same columns; before a training, on a PosNegDataModule."
-        )
+        asked = f"Expected {expected} per example in the batches, as the model was trained for"
+        msg = f"{asked}, but got shape {tuple(target.shape)}. Evaluate on the same columns, by a PosNegDataModule."
         raise ArgumentError(msg)
     target = target.detach().reshape(len(target), *([] if num_labels is None else [num_labels]))
     known = (target == 0) | (target == 1)
@@ -271,9 +261,6 @@ def _integers(target: Tensor, num_labels: int | None, *, may_miss: bool) -> Tens
         found, highest = target[wrong][0].item(), target.max().item()
         chosen = f"y == {highest:g}" if float(found).is_integer() else "y > 0.5"
         also = ", or nan or -1 for what was not measured," if may_miss else ""
-        msg = (
-            f"Expected labels 0 and 1{also} in the batches, but found {found:g}. Pass, for instance, ({chosen}) as "
-            "labels, and leave out unlabelled examples."
-        )
+        msg = f"Expected labels 0 and 1{also} in the batches, but found {found:g}. Pass, for instance, ({chosen})."
         raise ArgumentError(msg)
     return target.where(known, -1).long()

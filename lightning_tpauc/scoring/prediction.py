@@ -82,9 +82,7 @@ class PredictionWriter(Callback):
         """Forget earlier predictions and find the folder."""
         self._parts = []
         if len(trainer.num_predict_batches) > 1:
-            msg = (
-                "PredictionWriter writes one file of one data loader, but there are several. Predict on each by itself."
-            )
+            msg = "PredictionWriter takes one data loader, but there are several. Predict on each by itself."
             raise UnsupportedError(msg)
         self._ids = getattr(CombinedLoader(trainer.predict_dataloaders).flattened[0], "ids", None)
         folder = trainer.log_dir  # collective: rank 0 says
@@ -196,9 +194,6 @@ def _positions(loader: Any, batch_idx: int, count: int, first: int) -> Tensor:
         msg = f"It is unknown which examples the batches hold: {why}. Predict on a PosNegDataModule, or in order."
         raise UnsupportedError(msg)
     if not isinstance(loader, DataLoader) and batch_idx == 0:
-        text = (
-            f"The batches of a {type(loader).__name__} do not say which examples they hold: `example_id` numbers them "
-            "as they come, which is wrong if it shuffles. Predict on a PosNegDataModule or a DataLoader."
-        )
-        rank_zero_warn(text, category=TPAUCWarning)
+        text = f"`example_id` numbers the examples of a {type(loader).__name__} as they come: wrong if it shuffles"
+        rank_zero_warn(f"{text}. Predict on a PosNegDataModule or a DataLoader.", category=TPAUCWarning)
     return torch.arange(first, first + count)
