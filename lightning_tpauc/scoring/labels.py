@@ -198,8 +198,8 @@ def inputs_and_target(batch: Any, known: Any = None, num_labels: int | None = No
         return batch.inputs, _integers(batch.target, num_labels, may_miss=True)
     inputs, label = _taken_apart(batch, known)
     if not isinstance(label, Tensor):
-        expected = "Expected batches (inputs, target) to validate and test on"
-        msg = f"{expected}, but got a {type(batch).__name__}. Let the data set return such pairs, or give it to PosNegDataModule."
+        got, remedy = type(batch).__name__, "Let the data set return such pairs, or give it to PosNegDataModule."
+        msg = f"Expected batches (inputs, target) to validate and test on, but got a {got}. {remedy}"
         raise ArgumentError(msg)
     return inputs, _integers(label, num_labels, may_miss=num_labels is not None)
 

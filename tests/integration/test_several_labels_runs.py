@@ -291,9 +291,7 @@ def test_another_order_of_the_columns_in_a_new_run_is_said():
     module = TPAUCModule(nn.Linear(DIM, K))
     for labels in (named[0], named[0]):
         make_trainer(max_epochs=1).fit(module, PosNegDataModule((x, labels), num_pos=12, num_neg=24))
-    with pytest.warns(
-        TPAUCWarning, match="trained for the labels t0, t1, .*, but are now trained for .*, t1, t0. Pass the"
-    ):
+    with pytest.warns(TPAUCWarning, match="trained for the labels t0, t1, .*, now .*, t1, t0. Pass the columns"):
         make_trainer(max_epochs=1).fit(module, PosNegDataModule((x, named[1]), num_pos=12, num_neg=24))
 
 
