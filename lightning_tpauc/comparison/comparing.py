@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -286,8 +287,10 @@ class Comparison:
         if self.processes == 1:
             yield from map(self._train_cell, cells)
             return
-        fork = multiprocessing.get_context("fork")
-        with ProcessPoolExecutor(min(self.processes, len(cells)), fork, _begin, (self._train_cell,)) as pool:
+        global _train_one
+        _train_one, fork = self._train_cell, multiprocessing.get_context("fork")
+        # the parent's pool of threads does not survive the fork
+        with ProcessPoolExecutor(min(self.processes, len(cells)), fork, torch.set_num_threads, (1,)) as pool:
             try:
                 yield from pool.map(_train, cells)
             except BrokenProcessPool:
@@ -362,12 +365,6 @@ def _has_test(datamodule: PosNegDataModule) -> bool:
 # ---------------------------------------------------------------- processes
 
 
-def _begin(train: Callable[[Cell], None]) -> None:
-    global _train_one  # of this process alone
-    _train_one = train
-    torch.set_num_threads(1)  # the parent's pool of threads does not survive the fork
-
-
 def _train(cell: Cell) -> None:
     _train_one(cell)
 
@@ -375,15 +372,13 @@ def _train(cell: Cell) -> None:
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """No messages of dozens of Trainers; random numbers, filters and environment are left as they were."""
-    log, environment = logging.getLogger("lightning.pytorch"), dict(os.environ)
+    log = logging.getLogger("lightning.pytorch")
     level = log.level
-    with isolate_rng(), warnings.catch_warnings():
+    # seed_everything and Trainers write to the environment
+    with isolate_rng(), warnings.catch_warnings(), mock.patch.dict(os.environ):
         warnings.simplefilter("ignore")
         log.setLevel(logging.ERROR)
         try:
             yield
         finally:
             log.setLevel(level)
-            for name in set(os.environ) - set(environment):  # seed_everything and Trainers write some
-                del os.environ[name]
-            os.environ.update(environment)

@@ -26,13 +26,8 @@ class ScoreMetric(Metric):
     torchmetrics' own curves, which squash scores: the states have other names. Memory is 5 bytes per example for
     float32 scores, on each process for the examples of all when it computes.
 
-    Args:
-        ignore_index: label of rows that count for neither class.
-        validate_args: check arguments, and the values of every batch; set to ``False`` to save a synchronisation with
-            the device per batch.
-        row: shape of the scores, and of the labels, of one example.
-        keeps_scores: whether to collect scores; not where something else is kept of them.
-        kwargs: see :class:`torchmetrics.Metric`.
+    ``row`` is the shape of the scores, and of the labels, of one example; without ``keeps_scores`` something else is
+    kept of them.
     """
 
     is_differentiable = False

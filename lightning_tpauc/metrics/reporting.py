@@ -78,11 +78,10 @@ def as_rectangles(pairs: Any) -> list[Rectangle]:
         ArgumentError: if it is no sequence of pairs of numbers, or if a rectangle is not inside the unit square.
     """
     try:
-        rectangles = [Rectangle(*pair) for pair in pairs]
+        return [Rectangle(*check_rectangle(*pair)) for pair in pairs]
     except TypeError:
         msg = f"Expected `rectangles` to be pairs (min_tpr, max_fpr), such as [(0.7, 0.3)], but got {pairs!r}."
         raise ArgumentError(msg) from None
-    return [Rectangle(*check_rectangle(*rectangle)) for rectangle in rectangles]
 
 
 def metric_name(rectangle: Rectangle) -> str:

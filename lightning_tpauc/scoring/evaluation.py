@@ -164,12 +164,11 @@ def _held_out_ratios(module: ScoringModel, scored: Scored) -> list[list[float]]:
     each = zip(scored.columns(), rectangles_of(module), algorithm.tightness_of_tasks, strict=True)
     for (_, target, seen), asked, reached in each:
         pos, neg = (own.double() for own in split_classes(seen, target))
-        lowest = max(1, bisect_right(TIGHTNESS_GRID, reached) - 1) if shrinks is not None else len(TIGHTNESS_GRID)
-        read = [0, *range(lowest, len(TIGHTNESS_GRID))]
-        rectangles = [shrunk_rectangle(*asked, TIGHTNESS_GRID[k]) for k in read]
-        ratios = torch.stack([objective_ratio(pos, neg, *rectangle, surrogate) for rectangle in rectangles]).tolist()
-        known = dict(zip(read, ratios, strict=True))
-        found.append([known.get(k, math.nan) for k in range(len(TIGHTNESS_GRID))])
+        ratios = torch.full((len(TIGHTNESS_GRID),), math.nan, dtype=torch.float64, device=pos.device)
+        for k, tightness in enumerate(TIGHTNESS_GRID):
+            if k == 0 or (shrinks is not None and k >= bisect_right(TIGHTNESS_GRID, reached) - 1):
+                ratios[k] = objective_ratio(pos, neg, *shrunk_rectangle(*asked, tightness), surrogate)
+        found.append(ratios.tolist())
     return found
 
 

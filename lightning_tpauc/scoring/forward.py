@@ -266,28 +266,20 @@ def explained_inputs(inputs: Any, model: nn.Module) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, IndexError, ValueError) as error:
-        tensors, named = list(_tensors(inputs)), model.named_parameters()
+        parts = list(inputs.values()) if isinstance(inputs, Mapping) else inputs
+        tensors = [
+            part for part in (parts if isinstance(parts, (list, tuple)) else [parts]) if isinstance(part, Tensor)
+        ]
         if isinstance(error, TPAUCError) or not tensors or not re.search(_MISFITS, str(error)):
             raise
         found = ", ".join(_described(tensor) for tensor in tensors[:3])
-        made = ((name, p) for name, p in named if not isinstance(p, UninitializedParameter))
+        made = ((name, p) for name, p in model.named_parameters() if not isinstance(p, UninitializedParameter))
         weight = next((f", and the model's first weight, `{name}`, is {_described(p)}" for name, p in made), "")
-        msg = (
-            f"The model can't compute with these inputs: {error}. A batch of them is {found}{weight}. Convert a dtype "
-            "with, for instance, `x.float()`. If these two fit, a later layer does not take what it gets."
-        )
+        remedy = "Convert a dtype with, for instance, `x.float()`. If these two fit, look at a later layer."
+        msg = f"The model can't compute with these inputs: {error}. A batch of them is {found}{weight}. {remedy}"
         raise ArgumentError(msg) from error
 
 
 def _described(tensor: Tensor) -> str:
     numbers = "" if tensor.is_floating_point() or not tensor.numel() else f" from {tensor.min()} to {tensor.max()}"
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}{numbers}"
-
-
-def _tensors(inputs: Any) -> Iterator[Tensor]:
-    """All tensors in nested lists, tuples and mappings."""
-    if isinstance(inputs, Tensor):
-        yield inputs
-    elif isinstance(inputs, (Mapping, list, tuple)):
-        for part in inputs.values() if isinstance(inputs, Mapping) else inputs:
-            yield from _tensors(part)
