@@ -11,16 +11,9 @@ from torch import Tensor
 
 from lightning_tpauc.algorithms.base import PairwiseAlgorithm, TrainingScores, scores_of_tasks
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
+from lightning_tpauc.functional import duals
 from lightning_tpauc.functional import staco as lines
 from lightning_tpauc.functional.checks import check_choice, require_positive, require_range
-from lightning_tpauc.functional.duals import (
-    activate_ties,
-    border_scores,
-    border_step,
-    border_thresholds,
-    border_weights,
-    exact_duals,
-)
 from lightning_tpauc.functional.pairwise import Pairs, TaskMasks, add_, column, in_play, masked_mean, put_, there
 from lightning_tpauc.functional.surrogates import Surrogate
 
@@ -184,8 +177,8 @@ class PerPositiveDuals:
         """The exact solution of one label; ``places`` say which positives the scores belong to, if not to all."""
         min_tpr, max_fpr = self.own.rectangles[label]
         weight = self.own.positive_weights if places is None else None
-        s, y, s_prime = exact_duals(*scores, min_tpr, max_fpr, surrogate=self.own.surrogate, pos_weight=weight)
-        s = activate_ties(s, scores.pos_scores, self.own.surrogate)
+        s, y, s_prime = duals.exact_duals(*scores, min_tpr, max_fpr, surrogate=self.own.surrogate, pos_weight=weight)
+        s = duals.activate_ties(s, scores.pos_scores, self.own.surrogate)
         if places is None:
             self.own.entries(self.own.s, label).copy_(s)
             self.own.entries(self.own.y, label).copy_(y)
@@ -238,12 +231,12 @@ class TrackedDuals(PerPositiveDuals):
 
     def thresholds(self, batch: Batch) -> Tensor:
         r"""The borders take in the batch; then :math:`s_i = \ell(c - h_i)`."""
-        self._move(*border_scores(batch.pos, batch.dual_neg, *self.own.thetas(), batch.dual_masks), batch.masks)
-        return border_thresholds(batch.pos, self.own.neg_border, self.own.surrogate)
+        self._move(*duals.border_scores(batch.pos, batch.dual_neg, *self.own.thetas(), batch.dual_masks), batch.masks)
+        return duals.border_thresholds(batch.pos, self.own.neg_border, self.own.surrogate)
 
     def ascend(self, batch: Batch, risk: Tensor) -> Tensor:  # noqa: ARG002
         r""":math:`y_i = 1[h_i \le p]`."""
-        return border_weights(batch.pos, self.own.pos_border, batch.thetas[0], batch.pos_mask)
+        return duals.border_weights(batch.pos, self.own.pos_border, batch.thetas[0], batch.pos_mask)
 
     def descend(self, batch: Batch, s: Tensor, y: Tensor, active: Tensor) -> None:
         """Nothing is left to do."""
@@ -265,7 +258,7 @@ class TrackedDuals(PerPositiveDuals):
         borders = []
         for (pos, neg), (min_tpr, max_fpr) in zip(scores_of_tasks(scores), self.own.rectangles, strict=True):
             counted = pos if self.own.positive_weights is None else _copies(pos, self.own.positive_weights)
-            borders.append(border_scores(counted, neg, 1.0 - min_tpr, max_fpr))
+            borders.append(duals.border_scores(counted, neg, 1.0 - min_tpr, max_fpr))
         pos_border, neg_border = (torch.stack(each).view_as(self.own.pos_border) for each in zip(*borders, strict=True))
         self._move(pos_border, neg_border, None)
 
@@ -277,7 +270,7 @@ class TrackedDuals(PerPositiveDuals):
 
     def _move(self, pos: Tensor, neg: Tensor, masks: TaskMasks | None) -> None:
         for border, of_batch in ((self.own.pos_border, pos), (self.own.neg_border, neg)):
-            border.copy_(in_play(border_step(border, of_batch, self.own.border_steps), border, masks))
+            border.copy_(in_play(duals.border_step(border, of_batch, self.own.border_steps), border, masks))
         self.own.border_steps.add_(1 if masks is None else masks.pos.any(-1))
 
 

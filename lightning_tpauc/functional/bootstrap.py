@@ -8,15 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_tpauc.functional.checks import (
-    check_count,
-    check_ignore_index,
-    check_rectangle,
-    checked_pair,
-    eager,
-    require_range,
-)
-from lightning_tpauc.functional.roc import exact_area, split_classes, unrankable
+from lightning_tpauc.functional.checks import check_count, check_rectangle, eager, require_range
+from lightning_tpauc.functional.roc import exact_area, ranked_classes
 
 
 class BootstrapInterval(NamedTuple):
@@ -83,16 +76,14 @@ def bootstrap_interval(
     max_fpr = 1.0 if max_fpr is None else max_fpr
     if validate_args:
         min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
-        check_ignore_index(ignore_index)
         require_range("confidence", confidence, 0.0, 1.0, open_low=True, open_high=True)
         check_count(num_resamples, "num_resamples", 1)
         check_count(seed, "seed", 0)
-    classes = split_classes(*checked_pair(preds, target, ignore_index, values=validate_args))
-    pos, neg = (scores.cpu() for scores in classes)
-    if unrankable(pos, neg):
+    *classes, undefined = ranked_classes(preds, target, ignore_index, validate_args, "two-way partial AUC")
+    if undefined:
         return BootstrapInterval(*torch.full((3,), math.nan, dtype=torch.float64))
     # Sorted, so that equal draws mean equal resamples in whatever order the samples came.
-    pos, neg = pos.sort().values, neg.sort().values
+    pos, neg = (scores.cpu().sort().values for scores in classes)
     generator = torch.Generator().manual_seed(int(seed))
 
     def draw(scores: Tensor) -> Tensor:

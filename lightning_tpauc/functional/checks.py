@@ -191,24 +191,6 @@ def require_positive(name: str, value: Any, meaning_of_infinity: str) -> float:
     return float(value)
 
 
-def check_thresholds(thresholds: Any) -> None:
-    """Raise :class:`ArgumentError` unless ``thresholds`` is an integer above 1, or holds numbers in one dimension."""
-    if is_whole(thresholds):
-        check_count(thresholds, "thresholds", 2)
-        return
-    try:
-        values = as_tensor(thresholds, "thresholds")
-        wrong = values.dtype == torch.bool or values.ndim != 1 or not values.numel() or bool(values.isnan().any())
-    except ArgumentError:  # text
-        wrong = True
-    if wrong:
-        msg = (
-            "Expected `thresholds` to be `None`, an integer, or numbers in one dimension, at least one and no nan, but "
-            f"got {thresholds!r}."
-        )
-        raise ArgumentError(msg)
-
-
 def check_ignore_index(ignore_index: Any, *, of_classes: bool = False) -> None:
     """Raise :class:`ArgumentError` unless ``ignore_index`` is ``None`` or an integer; of two classes another one."""
     if ignore_index is not None and (not is_whole(ignore_index) or (ignore_index in (0, 1) and not of_classes)):
@@ -287,23 +269,17 @@ def _check_labels(target: Tensor, ignore_index: int | None, num_classes: int | N
 
 def _check_values(preds: Tensor, counted: Tensor, unit_range: bool) -> None:
     scores = rankable(preds)
-    if scores.numel() == 0:
-        return
-    lowest, highest = scores.aminmax()  # both are nan if any score is
-    if bool(lowest.isnan()):
-        kept = scores[counted]
-        if kept.numel() == 0:
-            return
-        if num_nan := int(kept.isnan().sum()):
+    if scores.numel() and bool(scores.amax().isnan()):  # as it is if any score is
+        scores = scores[counted]
+        if num_nan := int(scores.isnan().sum()):
             msg = (
-                f"Expected `preds` to hold numbers, but {num_nan} of {kept.numel()} scores are nan, which have no "
+                f"Expected `preds` to hold numbers, but {num_nan} of {scores.numel()} scores are nan, which have no "
                 "rank. Where a model gave them, its inputs hold nan, such as a table's empty cells, or it has diverged."
             )
             raise ArgumentError(msg)
-        lowest, highest = kept.aminmax()
-    if unit_range and (lowest < 0 or highest > 1):
+    if unit_range and scores.numel() and (scores.amin() < 0 or scores.amax() > 1):
         msg = (
             f"Expected `preds` in [0, 1], over which an integer `thresholds` spreads the bins, but got scores from "
-            f"{float(lowest):.6g} to {float(highest):.6g}. Pass the thresholds themselves, or apply a sigmoid."
+            f"{float(scores.amin()):.6g} to {float(scores.amax()):.6g}. Pass the thresholds themselves, or apply a sigmoid."
         )
         raise ArgumentError(msg)

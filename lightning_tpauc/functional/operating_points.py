@@ -14,23 +14,15 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.checks import (
-    as_pair,
-    check_choice,
-    check_ignore_index,
-    check_rectangle,
-    checked_pair,
-    eager,
-    is_real,
-)
+from lightning_tpauc.functional import checks
 from lightning_tpauc.functional.pairwise import ceil_count, floor_count
-from lightning_tpauc.functional.roc import segment_at, sorted_ranks, split_classes, unrankable
+from lightning_tpauc.functional.roc import ranked_classes, segment_at, sorted_ranks, split_classes
 
 Criterion = Literal["max_sensitivity", "max_specificity", "youden", "min_cost"]
 CRITERIA: tuple[Criterion, ...] = ("max_sensitivity", "max_specificity", "youden", "min_cost")
 
 
-@eager
+@checks.eager
 def tpr_at_max_fpr(
     preds: Any, target: Any, max_fpr: float = 0.5, ignore_index: int | None = None, validate_args: bool = True
 ) -> Tensor:
@@ -59,13 +51,12 @@ def tpr_at_max_fpr(
         tensor(0.3333, dtype=torch.float64)
     """
     if validate_args:
-        _, max_fpr = check_rectangle(0.0, max_fpr)
-        check_ignore_index(ignore_index)
-    pos, neg = split_classes(*checked_pair(preds, target, ignore_index, values=validate_args))
+        _, max_fpr = checks.check_rectangle(0.0, max_fpr)
+    pos, neg, undefined = ranked_classes(preds, target, ignore_index, validate_args, "TPR at `max_fpr`")
     n_pos, n_neg = pos.shape[0], neg.shape[0]
     # The bound lies on the segment of the next negative's score, or at its start, above what rises straight there.
     whole, tpr = floor_count(max_fpr, n_neg), 1.0
-    if unrankable(pos, neg, "TPR at `max_fpr`"):
+    if undefined:
         tpr = math.nan
     elif whole < n_neg:
         segment = segment_at(sorted_ranks(neg, n_neg - whole - 1, n_neg - whole)[0], pos, neg)
@@ -74,26 +65,20 @@ def tpr_at_max_fpr(
     return torch.tensor(tpr, dtype=torch.float64, device=pos.device)
 
 
-@eager
+@checks.eager
 def fpr_at_min_tpr(
     preds: Any, target: Any, min_tpr: float = 0.5, ignore_index: int | None = None, validate_args: bool = True
 ) -> Tensor:
     """The smallest false positive rate at which the ROC polyline reaches a true positive rate of ``min_tpr``.
 
+    The other arguments, the result and the errors are those of :func:`tpr_at_max_fpr`.
+
     Args:
-        preds: scores ``(N,)`` or ``(N, 1)``, a tensor, array or list of any real dtype; larger means more positive.
-        target: labels of the same shape: 1, 0, or ``ignore_index``.
+        preds: scores ``(N,)`` or ``(N, 1)``.
+        target: labels of the same shape.
         min_tpr: lower bound of the true positive rate, in [0, 1).
         ignore_index: label of rows to leave out.
-        validate_args: check arguments and values; costs a pass over the data.
-
-    Returns:
-        float64 tensor of shape ``()`` in [0, 1]; nan, with a :class:`TPAUCWarning`, if a class has no example or,
-        unchecked, a score is nan.
-
-    Raises:
-        ArgumentError: if an argument is out of range, shapes differ, ``target`` has other labels or ``preds`` holds
-            nan.
+        validate_args: check arguments and values.
 
     Example:
         >>> preds, target = torch.tensor([0.9, 0.8, 0.7, 0.6, 0.5]), torch.tensor([1, 0, 1, 1, 0])
@@ -101,13 +86,12 @@ def fpr_at_min_tpr(
         tensor(0.5000, dtype=torch.float64)
     """
     if validate_args:
-        min_tpr, _ = check_rectangle(min_tpr, 1.0)
-        check_ignore_index(ignore_index)
-    pos, neg = split_classes(*checked_pair(preds, target, ignore_index, values=validate_args))
+        min_tpr, _ = checks.check_rectangle(min_tpr, 1.0)
+    pos, neg, undefined = ranked_classes(preds, target, ignore_index, validate_args, "FPR at `min_tpr`")
     n_pos, n_neg = pos.shape[0], neg.shape[0]
     # The bound lies on the segment of the last positive that it asks for, or at its end, before what runs right there.
     whole, fpr = _least(min_tpr, n_pos), 0.0
-    if unrankable(pos, neg, "FPR at `min_tpr`"):
+    if undefined:
         fpr = math.nan
     elif whole > 0:
         segment = segment_at(sorted_ranks(pos, n_pos - whole, n_pos - whole + 1)[0], pos, neg)
@@ -153,7 +137,7 @@ class Decisions(NamedTuple):
         return self.tp >= _least(min_tpr, self.num_pos) and self.fp <= floor_count(max_fpr, self.num_neg)
 
 
-@eager
+@checks.eager
 def decision_threshold(
     preds: Any,
     target: Any,
@@ -201,14 +185,13 @@ def decision_threshold(
         ('0.55', 1.0, 0.5)
     """
     if validate_args:
-        min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
+        min_tpr, max_fpr = checks.check_rectangle(min_tpr, max_fpr)
         check_criterion(criterion, cost_ratio)
-        check_ignore_index(ignore_index)
-    classes = split_classes(*checked_pair(preds, target, ignore_index, values=validate_args))
+    *classes, undefined = ranked_classes(preds, target, ignore_index, validate_args, "threshold")
+    if undefined:
+        return None
     # in float64, which tells the threshold from its neighbours in float32
     pos, neg = (scores.cpu().double() for scores in classes)
-    if unrankable(pos, neg, "threshold"):
-        return None
     n_pos, n_neg = pos.shape[0], neg.shape[0]
     # Candidates are infinity, then each distinct score of a positive, falling. A score that negatives alone have is
     # none: the next higher one finds as many positives with fewer alarms.
@@ -234,7 +217,7 @@ def decision_threshold(
     return Decisions(threshold, int(tp[best]), int(fp[best]), n_pos, n_neg)
 
 
-@eager
+@checks.eager
 def count_decisions(preds: Any, target: Any, threshold: float) -> Decisions:
     """What a given threshold does.
 
@@ -247,7 +230,7 @@ def count_decisions(preds: Any, target: Any, threshold: float) -> Decisions:
         >>> count_decisions(torch.tensor([2.0, 0.5, 1.0]), torch.tensor([1, 1, 0]), threshold=1.0)[1:]
         (1, 1, 2, 1)
     """
-    pos, neg = split_classes(*as_pair(preds, target))
+    pos, neg = split_classes(*checks.as_pair(preds, target))
     tp, fp = (int((scores.cpu().double() >= threshold).sum()) for scores in (pos, neg))
     return Decisions(threshold, tp, fp, pos.shape[0], neg.shape[0])
 
@@ -264,8 +247,8 @@ def exact_interval(successes: int, trials: int) -> tuple[float, float]:
 
 def check_criterion(criterion: Any, cost_ratio: Any) -> None:
     """Raise :class:`ArgumentError` unless the criterion exists, and a cost is a positive number that it uses."""
-    check_choice(criterion, "criterion", CRITERIA)
-    if not is_real(cost_ratio) or cost_ratio <= 0:
+    checks.check_choice(criterion, "criterion", CRITERIA)
+    if not checks.is_real(cost_ratio) or cost_ratio <= 0:
         msg = f"Expected `cost_ratio` to be a number above 0, but got {cost_ratio!r}."
         raise ArgumentError(msg)
     if criterion != "min_cost" and cost_ratio != 1.0:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_tpauc.errors import warn_on_rank_zero
-from lightning_tpauc.functional.checks import as_pair, as_tensor, eager, rankable
+from lightning_tpauc.errors import ArgumentError, warn_on_rank_zero
+from lightning_tpauc.functional import checks
 
 
 def count_by_score(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -64,10 +63,10 @@ def roc_polyline(preds: Any, target: Any, drop_collinear: bool = True) -> tuple[
         >>> fpr.tolist(), tpr.tolist()
         ([0.0, 0.0, 0.5, 0.5, 1.0], [0.0, 0.5, 0.5, 1.0, 1.0])
     """
-    return roc_points(*as_pair(preds, target), drop_collinear=drop_collinear)[:2]
+    return roc_points(*checks.as_pair(preds, target), drop_collinear=drop_collinear)[:2]
 
 
-@eager
+@checks.eager
 def roc_points(preds: Tensor, target: Tensor, drop_collinear: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """The vertices of :func:`roc_polyline`, each with the threshold that the scores up to it reach."""
     pos_counts, neg_counts, scores = count_by_score(preds, target)
@@ -100,14 +99,24 @@ def polyline_vertices(
     return fp / fp[-1], tp / tp[-1], torch.cat([reached.new_full((1,), math.inf), reached])
 
 
-def adjust_thresholds(thresholds: Any) -> Tensor:
+def as_thresholds(thresholds: Any) -> Tensor:
     """The thresholds as a float64 tensor ``(T,)`` in ascending order; an int T means T of them evenly on [0, 1].
 
     They lie on the CPU, whatever the default device: a model that is made on the meta device can't make up its own.
     """
-    if isinstance(thresholds, Integral):
+    if checks.is_whole(thresholds):
+        checks.check_count(thresholds, "thresholds", 2)
         return torch.linspace(0, 1, int(thresholds), dtype=torch.float64, device="cpu")
-    return as_tensor(thresholds, "thresholds").detach().cpu().to(torch.float64).sort().values
+    try:
+        values = checks.as_tensor(thresholds, "thresholds").detach().cpu()
+    except ArgumentError:  # text
+        values = torch.empty(0, device="cpu")
+    if values.dtype == torch.bool or values.ndim != 1 or not values.numel() or bool(values.isnan().any()):
+        msg = (
+            f"Expected `thresholds` to be `None`, an integer, or a list of numbers without nan, but got {thresholds!r}."
+        )
+        raise ArgumentError(msg)
+    return values.to(torch.float64).sort().values
 
 
 def confusion_counts(scores: Tensor, labels: Tensor, thresholds: Tensor) -> Tensor:
@@ -145,7 +154,7 @@ def count_nan(scores: Tensor, labels: Tensor) -> Tensor:
     In the confusion counts they stand above every threshold, as the best of all.
     """
     labels = labels.detach()
-    return (rankable(scores).isnan() & ((labels == 1) | (labels == 0))).sum(0)
+    return (checks.rankable(scores).isnan() & ((labels == 1) | (labels == 0))).sum(0)
 
 
 def binned_segments(counts: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,12 +173,17 @@ def binned_roc(counts: Tensor, num_nan: int, thresholds: Tensor) -> tuple[Tensor
     return polyline_vertices(*binned_segments(counts), reached)
 
 
-def unrankable(pos: Tensor, neg: Tensor, value: str = "two-way partial AUC") -> bool:
-    """Whether a class has no example or a score is nan, with a :class:`TPAUCWarning` that says which."""
+def ranked_classes(
+    preds: Any, target: Any, ignore_index: int | None, validate_args: bool, value: str
+) -> tuple[Tensor, Tensor, bool]:
+    """Scores of both classes, and whether they can't be ranked; then a warning says why there is no ``value``."""
+    if validate_args:
+        checks.check_ignore_index(ignore_index)
+    pos, neg = split_classes(*checks.checked_pair(preds, target, ignore_index, values=validate_args))
     reason = why_undefined(pos.shape[0], neg.shape[0], has_nan(pos) or has_nan(neg))
     if reason:
         warn_on_rank_zero(f"The {value} is nan: {reason}")
-    return bool(reason)
+    return pos, neg, bool(reason)
 
 
 def why_undefined(num_pos: int, num_neg: int, any_nan: bool) -> str:
@@ -259,7 +273,7 @@ def has_nan(scores: Tensor) -> bool:
 
 def split_classes(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Rankable scores of the entries labelled 1 and of those labelled 0; any other label counts for neither."""
-    scores = rankable(scores)
+    scores = checks.rankable(scores)
     if scores.device.type == "mps":  # Apple's GPUs know no float64, which the areas are computed in
         scores, labels = scores.cpu(), labels.cpu()
     scores, labels = scores.reshape(-1), labels.detach().reshape(-1)

@@ -20,27 +20,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError, warn_on_rank_zero
-from lightning_tpauc.functional.checks import (
-    check_choice,
-    check_count,
-    check_ignore_index,
-    check_rectangle,
-    check_thresholds,
-    checked_pair,
-    eager,
-    is_whole,
-)
-from lightning_tpauc.functional.roc import (
-    adjust_thresholds,
-    binned_segments,
-    confusion_counts,
-    count_nan,
-    exact_area,
-    has_nan,
-    polyline_area,
-    split_classes,
-    why_undefined,
-)
+from lightning_tpauc.functional import checks, roc
 
 Average = Literal["macro", "weighted", "none"] | None
 TaskKind = Literal["binary", "multiclass", "multilabel"]
@@ -49,7 +29,7 @@ Rates = float | Sequence[float] | Tensor | np.ndarray[Any, Any] | None
 Thresholds = int | Sequence[float] | Tensor | np.ndarray[Any, Any] | None
 
 
-@eager
+@checks.eager
 def two_way_partial_auroc(
     preds: Any,
     target: Any,
@@ -124,8 +104,8 @@ def two_way_partial_auroc(
     if asked.thresholds is None:
         areas = asked.exact(scores, labels)
     else:
-        counts = confusion_counts(scores, labels, asked.thresholds)
-        areas = asked.binned(counts, counts.new_zeros(asked.row) if validate_args else count_nan(scores, labels))
+        counts = roc.confusion_counts(scores, labels, asked.thresholds)
+        areas = asked.binned(counts, counts.new_zeros(asked.row) if validate_args else roc.count_nan(scores, labels))
     return asked.averaged(areas).to(preds.device if preds.device.type != "mps" else "cpu")  # which knows no float64
 
 
@@ -168,24 +148,22 @@ class AskedAreas:
         count = num_classes if num_labels is None else num_labels
         if validate_args:
             if num_classes is not None:
-                check_count(num_classes, "num_classes", 2)
+                checks.check_count(num_classes, "num_classes", 2)
             elif num_labels is not None:
-                check_count(num_labels, "num_labels", 1)
-            check_ignore_index(ignore_index, of_classes=num_classes is not None)
-            if thresholds is not None:
-                check_thresholds(thresholds)
+                checks.check_count(num_labels, "num_labels", 1)
+            checks.check_ignore_index(ignore_index, of_classes=num_classes is not None)
         lows, highs = _of_columns(min_tpr, "min_tpr", count), _of_columns(max_fpr, "max_fpr", count)
         pairs = [(low, 1.0 if high is None else high) for low, high in zip(lows, highs, strict=True)]
-        self.rectangles = [check_rectangle(*pair) for pair in pairs] if validate_args else pairs
-        self.thresholds = None if thresholds is None else adjust_thresholds(thresholds)
+        self.rectangles = [checks.check_rectangle(*pair) for pair in pairs] if validate_args else pairs
+        self.thresholds = None if thresholds is None else roc.as_thresholds(thresholds)
         self.average, self.ignore_index, self.validate_args = average, ignore_index, validate_args
         self.num_classes, self.num_labels = num_classes, num_labels
         self.row: tuple[int, ...] = () if count is None else (int(count),)
-        self._unit_range = is_whole(thresholds)
+        self._unit_range = checks.is_whole(thresholds)
 
     def checked(self, preds: Any, target: Any) -> tuple[Tensor, Tensor]:
         """Scores and labels as tensors of the task's shapes."""
-        return checked_pair(
+        return checks.checked_pair(
             preds,
             target,
             self.ignore_index,
@@ -210,9 +188,9 @@ class AskedAreas:
         """The area of every column of ``scores``, ``(N,)`` or ``(N, K)``, for labels of the same shape."""
         areas = []
         for column, label, rectangle in zip(_by_column(scores), _by_column(labels), self.rectangles, strict=True):
-            pos, neg = split_classes(column, label)
-            reason = why_undefined(len(pos), len(neg), has_nan(pos) or has_nan(neg))
-            areas.append(LabelArea(math.nan if reason else exact_area(pos, neg, *rectangle), len(pos), reason))
+            pos, neg = roc.split_classes(column, label)
+            reason = roc.why_undefined(len(pos), len(neg), roc.has_nan(pos) or roc.has_nan(neg))
+            areas.append(LabelArea(math.nan if reason else roc.exact_area(pos, neg, *rectangle), len(pos), reason))
         return areas
 
     def binned(self, counts: Tensor, num_nan: Tensor) -> list[LabelArea]:
@@ -220,8 +198,8 @@ class AskedAreas:
         counts, areas = counts.cpu().reshape(len(counts), -1, 2, 2), []
         for column, broken, rectangle in zip(counts.unbind(1), num_nan.reshape(-1), self.rectangles, strict=True):
             num_neg, num_pos = column[0].sum(-1).tolist()
-            reason = why_undefined(num_pos, num_neg, bool(broken))
-            value = math.nan if reason else float(polyline_area(*binned_segments(column), *rectangle))
+            reason = roc.why_undefined(num_pos, num_neg, bool(broken))
+            value = math.nan if reason else float(roc.polyline_area(*roc.binned_segments(column), *rectangle))
             areas.append(LabelArea(value, num_pos, reason))
         return areas
 
@@ -247,7 +225,7 @@ def _by_column(values: Tensor) -> Tensor:
 
 
 def _check_task(task: Any, num_classes: Any, num_labels: Any, average: Any) -> None:
-    check_choice(task, "task", ("binary", "multiclass", "multilabel"))
+    checks.check_choice(task, "task", ("binary", "multiclass", "multilabel"))
     for name, value, owner in (("num_classes", num_classes, "multiclass"), ("num_labels", num_labels, "multilabel")):
         if (value is not None) != (task == owner):
             msg = f"Expected `{name}` with `task='{owner}'` and only there, but got {value!r} with `task={task!r}`."
