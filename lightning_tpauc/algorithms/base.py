@@ -20,6 +20,7 @@ from typing_extensions import Self
 
 from lightning_tpauc.errors import ArgumentError, CheckpointError, UnsupportedError
 from lightning_tpauc.functional.checks import as_index, check_choice, check_rectangle, eager, is_whole, require_range
+from lightning_tpauc.functional.duals import require_monotone
 from lightning_tpauc.functional.pairwise import TaskMasks, in_play, put_, there, widest_float
 from lightning_tpauc.functional.staco import bounded_loss_unit, loss_unit_step, tail_loss
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
@@ -417,8 +418,7 @@ class Algorithm(ABC):
         small: list[Tensor] = [
             getattr(self, n) for n, spec in self.state_specs.items() if spec.kind in ("scalar", "vector")
         ]
-        sums = [state.sum() if state.ndim else state for state in small if state.is_floating_point()]
-        return sum(sums[1:], start=sums[0]) if sums else 0.0
+        return sum((state.sum() for state in small if state.is_floating_point()), 0.0)
 
     def non_finite_states(self) -> list[str]:
         """Names of states that hold nan or infinity; looks at all entries and waits for the device."""
@@ -620,13 +620,9 @@ class PairwiseAlgorithm(Algorithm):
 
     def require_monotone_if_exact(self, *arguments: str) -> None:
         """Raise :class:`ArgumentError` if one of them asks for an exact solution that the surrogate does not have."""
-        exact = [name for name in arguments if getattr(self, name) == "exact"]
-        if exact and not self.surrogate.monotone:
-            msg = (
-                f"`{exact[0]}='exact'` needs a non-decreasing surrogate, but {self.surrogate.name!r} falls again left "
-                "of -margin. Set `dual_init='zeros'` and `stage_restart='ones'`, or use 'squared_hinge'."
-            )
-            raise ArgumentError(msg)
+        for name in arguments:
+            if getattr(self, name) == "exact":
+                require_monotone(self.surrogate, f"`{name}='exact'`")
 
     def diagnostics(self) -> dict[str, Tensor]:
         """The unit of the loss; 0 where nothing is measured in it."""

@@ -43,10 +43,8 @@ class SONX(PairwiseAlgorithm):
         surrogate: name of the pairwise loss, or a :class:`~lightning_tpauc.functional.Surrogate`.
         margin: as in :class:`STACO`.
         scale: as in :class:`STACO`.
-        step_units: what the step sizes are measured in. ``"loss"``: :math:`\beta L` and :math:`\beta' L` are taken, and
-            the weights' loss is divided by :math:`L`, the running mean of the loss on the hardest :math:`\theta_1` of
-            the negatives, or the batch's own or a constant model's where that is larger: the same numbers then suit any
-            score, surrogate and margin. ``"absolute"``: as they are, as in the source.
+        step_units: as in :class:`STACO`; the weights' loss is divided by :math:`L`, or by the batch's own or a constant
+            model's where that is larger.
         tau: rate of the moving average, in (0, 1].
         gamma: weight of the correction, at least 0; 0 needs no second forward pass. Tuned in {0, 1e-3, 1e-2, 1e-1}.
         beta: step size of the thresholds; note the division by S.

@@ -19,16 +19,7 @@ from lightning_tpauc.functional.surrogates import Surrogate
 
 
 class Batch(NamedTuple):
-    r"""What a step knows of its batch, without a graph.
-
-    Attributes:
-        pos: float tensor ``(S,)``, scores of the positives.
-        dual_neg: float tensor ``(B,)``, scores of the negatives that the dual variables follow.
-        index: which positives these are; of several labels their places.
-        unit: L, in which step sizes are measured.
-        thetas: :math:`(\theta_0, \theta_1)`.
-        masks: which scores of K labels are there.
-    """
+    """What a step knows of its batch, without a graph: scores, places of the positives, unit L of the step sizes."""
 
     pos: Tensor
     dual_neg: Tensor
@@ -51,8 +42,7 @@ class Batch(NamedTuple):
 class PerPositiveDuals:
     r"""The paper's variables, which follow gradients: :math:`y_i` and :math:`s_i` of each positive, and :math:`s'`.
 
-    They are part of the algorithm's declared state, from which checkpoints, device moves and roll-back follow. The
-    average of s over a stage costs O(S) a step, since only the S sampled entries change. With the change
+    The average of s over a stage costs O(S) a step, since only the S sampled entries change. With the change
     :math:`\Delta_{k,i}` of entry i in step k, the moment :math:`M_i = \sum_k (k - 1) \Delta_{k,i}` gives the mean of
     the K iterates as :math:`s_{K,i} - M_i / K`: the change of step k is missing from the k - 1 iterates before it.
     """
@@ -194,6 +184,10 @@ class PerPositiveDuals:
 _STEERING = {"alpha": 1.0, "beta": 1.0, "beta_prime": 1.0, "dual_init": "exact", "stage_restart": "exact"}
 
 
+def _steering(algorithm: STACO) -> list[str]:
+    return [name for name, default in _STEERING.items() if getattr(algorithm, name) != default]
+
+
 class TrackedDuals(PerPositiveDuals):
     r"""The optimal dual variables, given two scores on the rectangle's borders: running means over the batches.
 
@@ -203,20 +197,15 @@ class TrackedDuals(PerPositiveDuals):
     starts_from_batch = True
 
     @staticmethod
-    def misfit(algorithm: STACO) -> str | None:
+    def check(algorithm: STACO) -> None:
         """They need a monotone surrogate, and have nothing that steers the other kind."""
-        if not algorithm.surrogate.monotone:
-            return (
-                f"`duals='tracked'` needs a non-decreasing surrogate, but {algorithm.surrogate.name!r} falls again. "
-                "Set `duals='per_positive'`, `dual_init='zeros'` and `stage_restart='ones'`, or use 'squared_hinge'."
+        duals.require_monotone(algorithm.surrogate, "`duals='tracked'`")
+        for name in _steering(algorithm):
+            msg = (
+                f"`{name}={getattr(algorithm, name)!r}` is for dual variables of each positive, which duals='tracked' "
+                f"does without. Leave out `{name}`, or set `duals='per_positive'`."
             )
-        wrong = [name for name, default in _STEERING.items() if getattr(algorithm, name) != default]
-        if not wrong:
-            return None
-        return (
-            f"`{wrong[0]}={getattr(algorithm, wrong[0])!r}` is for dual variables of each positive, which "
-            f"duals='tracked' does without. Leave out `{wrong[0]}`, or set `duals='per_positive'`."
-        )
+            raise ArgumentError(msg)
 
     def declare(self) -> None:
         """Two borders, and how many steps they have followed."""
@@ -393,9 +382,9 @@ class STACO(PairwiseAlgorithm):
         self.duals, self.dual_init, self.stage_restart = duals, dual_init, stage_restart
         self.share_negatives = share_negatives
         self.needs_dual_negatives, self.has_stages = not share_negatives, math.isfinite(self.gamma)
-        if duals == "tracked" and (msg := TrackedDuals.misfit(self)) is not None:
-            raise ArgumentError(msg)
-        if duals != "tracked":
+        if duals == "tracked":
+            TrackedDuals.check(self)
+        else:
             self.require_monotone_if_exact("dual_init", *(["stage_restart"] if self.has_stages else []))
         self.add_state("active_share", "scalar", fill=1.0)
         self._duals: PerPositiveDuals = self.kinds_of_duals[duals or "per_positive"](self)
@@ -426,8 +415,8 @@ class STACO(PairwiseAlgorithm):
 
     def choose_state(self, num_labels: int) -> None:
         """16 bytes a positive in single precision, none if tracked."""
-        tracks = num_labels > 1 and "tracked" in self.kinds_of_duals and TrackedDuals.misfit(self) is None
-        kind = self.kinds_of_duals[self.duals or ("tracked" if tracks else "per_positive")]
+        fits = "tracked" in self.kinds_of_duals and self.surrogate.monotone and not _steering(self)
+        kind = self.kinds_of_duals[self.duals or ("tracked" if fits and num_labels > 1 else "per_positive")]
         if type(self._duals) is not kind:
             for name in self._duals.names:
                 del self.state_specs[name]

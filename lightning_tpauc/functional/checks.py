@@ -216,38 +216,25 @@ def checked_pair(
     Types and shapes are always checked, dtypes, labels and nan with ``values``, [0, 1] with ``unit_range``.
     """
     preds, target = as_pair(preds, target)
-    if wrong := _misshapen(preds, target, num_labels, num_classes):
-        msg = f"Expected {wrong[0]}, but got {tuple(preds.shape)} and {tuple(target.shape)}. {wrong[1]}"
+    remedy = ""
+    if num_classes is not None and (preds.shape[1:] != (num_classes,) or target.shape != preds.shape[:1]):
+        wanted = f"`preds` of shape (N, num_classes), here (N, {num_classes}), and `target` of shape (N,)"
+        remedy = "Each class has a column of scores."
+    elif num_labels is not None and (preds.shape[1:] != (num_labels,) or target.shape != preds.shape):
+        wanted = f"`preds` and `target` to have shape (N, num_labels), here (N, {num_labels})"
+        remedy = "Other dimensions hold examples too once they are moved to the front and flattened."
+    elif num_classes is None and preds.shape != target.shape:
+        wanted, remedy = "`preds` and `target` to have the same shape", "Drop a trailing one with `.squeeze(-1)`."
+    elif num_classes is None and num_labels is None and math.prod(preds.shape[1:]) != 1:
+        wanted = "one score per example, shape (N,) or (N, 1)"
+        remedy = "Columns have a value each: see `task` and `num_labels`, or pass `.flatten()` of both to pool them."
+    if remedy:
+        msg = f"Expected {wanted}, but got {tuple(preds.shape)} and {tuple(target.shape)}. {remedy}"
         raise ArgumentError(msg)
     if values:
         counted = _check_labels(target, ignore_index, num_classes, may_be_missing=num_labels is not None)
         _check_values(preds, counted if num_classes is None else counted[:, None].expand_as(preds), unit_range)
     return preds, target
-
-
-def _misshapen(
-    preds: Tensor, target: Tensor, num_labels: int | None, num_classes: int | None
-) -> tuple[str, str] | None:
-    """What was expected, and what to do, where shapes do not fit."""
-    if num_classes is not None:
-        if preds.shape == (len(target), num_classes) and target.ndim == 1:
-            return None
-        wanted = f"(N, num_classes), here (N, {num_classes}), and `target` of shape (N,)"
-        return f"`preds` of shape {wanted}", "Each class has a column of scores."
-    if num_labels is not None:
-        if preds.ndim == 2 and preds.shape[1] == num_labels and preds.shape == target.shape:
-            return None
-        remedy = "Other dimensions hold examples too once they are moved to the front and flattened."
-        return f"`preds` and `target` to have shape (N, num_labels), here (N, {num_labels})", remedy
-    if preds.shape != target.shape:
-        return "`preds` and `target` to have the same shape", "Drop a trailing one with `.squeeze(-1)`."
-    if all(size == 1 for size in preds.shape[1:]):
-        return None
-    remedy = (
-        "Columns have a value each: name `task='multilabel'` and `num_labels`. If every entry is an example, pass "
-        "`.flatten()` of both."
-    )
-    return "one score per example, shape (N,) or (N, 1)", remedy
 
 
 def _check_labels(target: Tensor, ignore_index: int | None, num_classes: int | None, *, may_be_missing: bool) -> Tensor:
@@ -279,7 +266,7 @@ def _check_values(preds: Tensor, counted: Tensor, unit_range: bool) -> None:
             raise ArgumentError(msg)
     if unit_range and scores.numel() and (scores.amin() < 0 or scores.amax() > 1):
         msg = (
-            f"Expected `preds` in [0, 1], over which an integer `thresholds` spreads the bins, but got scores from "
-            f"{float(scores.amin()):.6g} to {float(scores.amax()):.6g}. Pass the thresholds themselves, or apply a sigmoid."
+            "Expected `preds` in [0, 1], over which an integer `thresholds` spreads the bins, but got scores "
+            f"from {scores.amin():.6g} to {scores.amax():.6g}. Pass the thresholds themselves, or apply a sigmoid."
         )
         raise ArgumentError(msg)

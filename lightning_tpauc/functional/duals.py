@@ -9,9 +9,7 @@ positive most, and the lowest positives cost most, so that the optimum for given
 with one c for all positives, the :math:`\lceil \theta_1 n_- \rceil`-th highest score of a negative, and p, the
 :math:`\lceil \theta_0 n_+ \rceil`-th lowest score of a positive. Positives on the border share what is left of
 :math:`\theta_0`; then :math:`s'` drops out of the value, and no gradient depended on it. During training c and p are
-running means of the batches' own. All that a pair counts for is :math:`1[h_i \le p]\,1[h_j \ge c]\,\ell_{ij} / (S B
-\theta_0 \theta_1)`. All functions are pure; :func:`~lightning_tpauc.functional.exact_duals` gives the same duals for
-scores that are those of the whole training set.
+running means of the batches' own; :func:`~lightning_tpauc.functional.exact_duals` takes the whole training set's.
 """
 
 from __future__ import annotations
@@ -43,6 +41,16 @@ class ExactDuals(NamedTuple):
     s: Tensor
     y: Tensor
     s_prime: Tensor
+
+
+def require_monotone(surrogate: Surrogate, what: str) -> None:
+    """Raise :class:`ArgumentError` for a surrogate by which the hardest negatives differ between positives."""
+    if not surrogate.monotone:
+        msg = (
+            f"{what} needs a non-decreasing surrogate, but {surrogate.name!r} falls again left of -margin. Set "
+            "`dual_init='zeros'` and `stage_restart='ones'`, or use 'squared_hinge'."
+        )
+        raise ArgumentError(msg)
 
 
 @torch.no_grad()
@@ -102,12 +110,7 @@ def exact_duals(
     check_finite(pos_scores, "pos_scores")
     check_finite(neg_scores, "neg_scores")
     loss = get_surrogate(surrogate, margin, scale)
-    if not loss.monotone:
-        msg = (
-            f"Expected a non-decreasing `surrogate` for the exact dual variables, but got {loss.name!r}: its hardest "
-            'negatives differ between positives. Start from `dual_init="zeros"` or "ones" and restart with "ones".'
-        )
-        raise ArgumentError(msg)
+    require_monotone(loss, "The exact solution")
     dtype = common_dtype(pos_scores, neg_scores)
     # Quantiles of sums that differ in the last digits.
     pos, neg = in_double(pos_scores), in_double(neg_scores)
@@ -125,14 +128,12 @@ def exact_duals(
 def activate_ties(thresholds: Tensor, pos_scores: Tensor, surrogate: Surrogate) -> Tensor:
     r"""Exact thresholds, lowered until the losses that equal them exceed them in spite of rounding.
 
-    A pair is active where :math:`\ell_{ij} > s_i`. Where :math:`\ell_{ij} = s_i` the objective has a kink, and any
-    share of the pair is a subgradient. Exact thresholds lie at kinks, one for each positive, and at all of them if all
-    scores are equal, as those of a model that starts at zero. Left there, rounding would decide about each pair, so
-    that another number of processes trained otherwise, and equal scores would never move.
+    A pair is active where :math:`\ell_{ij} > s_i`. Exact thresholds lie where they are equal, for one negative of each
+    positive, and for all of a model that starts at zero. Left there, rounding would decide about each pair, so that
+    another number of processes trained otherwise, and equal scores would never move.
 
-    From thresholds ``(n_pos,)`` of at least 0, and the scores that they are exact for, 64 times that is taken which one
-    unit in the last place of the scores, and of the loss, makes of them: more than two forward passes of one model
-    differ by. 0 stays 0.
+    Thresholds ``(n_pos,)`` of at least 0 fall by 64 units in the last place of the scores, and of the loss: more than
+    two forward passes of one model differ by. 0 stays 0.
     """
     slack = thresholds
     if surrogate.inverse is not None:

@@ -217,8 +217,8 @@ def pairwise_terms(
 class Pairs:
     """What :func:`evaluate_pairs` returns: sums over pairs, without a graph, and the loss that is made of them.
 
-    The pairs of a surrogate that can't be sorted are not kept where they are many. :meth:`weighted_sum` finds all sums
-    in one round over them; asking for :attr:`excess` or :attr:`active` before takes a second one.
+    Many pairs that can't be sorted are not kept: asking for :attr:`excess` or :attr:`active` before
+    :meth:`weighted_sum` takes a second round over them.
 
     Example:
         >>> pairs = evaluate_pairs(torch.tensor([0.0, 1.0]), torch.tensor([0.5, -2.0]), torch.zeros(2))
@@ -419,9 +419,8 @@ def with_gradients(value: Tensor, pos: Tensor, neg: Tensor, pos_grad: Tensor, ne
 def _balanced(pos_grad: Tensor, neg_grad: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients that sum up to 0 in any order of adding: a shift of all scores changes no pair.
 
-    Rounding leaves a rest in place of the 0, and Adam, which divides a gradient by its size, makes steps of the last
-    layer's bias of that; a proximal term makes full ones of the smallest. So the gradients become multiples of a power
-    of 2, large enough for every sum of them to be exact. Of many examples too few digits would be left.
+    Adam would make full steps of the last layer's bias of the rest that rounding leaves. So the gradients become
+    multiples of a power of 2, large enough for every sum of them to be exact. Of many examples too few digits are left.
     """
     num_pos, joint = pos_grad.shape[-1], torch.cat([pos_grad, neg_grad], -1)
     if widest_float(joint.device) != torch.float64 or joint.shape[-1] > _MOST_BALANCED:
@@ -468,9 +467,8 @@ def _sorts(pos: Tensor, neg: Tensor, loss: Surrogate, method: str) -> bool:
 class DenseSums:
     r"""Sums over the negatives j of each positive i, by forming the pairs.
 
-    ``totals`` are the sums ``(S,)`` of :math:`(\ell_{ij} - s_i)_+` and the numbers of pairs with
-    :math:`\ell_{ij} > s_i`. Pairs that fit into one block are kept. More are formed, block by block, when a sum is
-    asked for: :meth:`grad_sums` finds ``totals`` on its way, and who asks for these before pays for two rounds.
+    Pairs that fit into one block are kept. More are formed, block by block, when a sum is asked for: :meth:`grad_sums`
+    finds ``totals`` on its way, and who asks for these before pays for two rounds.
     """
 
     def __init__(self, pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None) -> None:
@@ -602,11 +600,7 @@ def _is_bounded(pieces: tuple[PowerForm, ...]) -> bool:
 
 
 def _within_reach(pos: Tensor, neg: Tensor, first: float, last: float) -> tuple[Tensor, Tensor]:
-    """Scores of a bounded loss, moved to where the loss is constant just as well.
-
-    The pieces of a bounded loss cancel each other where it is constant, so that one score far away would cost all
-    others their digits.
-    """
+    """Scores of a bounded loss, moved to where it is constant too: one far away would cost all others their digits."""
     # The loss is constant for t <= -first and for t >= -last; as much again keeps the moved pairs clear of the kinks.
     left, right = 2.0 * first - last, first - 2.0 * last
     pos = pos.clamp(neg.amin(-1, keepdim=True) - right, neg.amax(-1, keepdim=True) + left)

@@ -120,11 +120,10 @@ def as_thresholds(thresholds: Any) -> Tensor:
 
 
 def confusion_counts(scores: Tensor, labels: Tensor, thresholds: Tensor) -> Tensor:
-    """Confusion matrix of ``score >= threshold``, int64 ``(T, 2, 2)`` or ``(T, K, 2, 2)``, in one pass over the scores.
+    """Counts by threshold, column, label and whether the score reaches the threshold, int64 ``(T, [K,] 2, 2)``.
 
-    It is indexed by threshold, column, label, and whether the score reaches the threshold. Scores are ``(N,)`` or
-    ``(N, K)``, labels that are neither 1 nor 0 are left out, and thresholds ascend. They are rounded to float32 for
-    scores of at most that precision, so that a score of 0.7 reaches the threshold 0.7 in either.
+    Scores are ``(N,)`` or ``(N, K)``, thresholds ascend. They are rounded to float32 for scores of at most that
+    precision, so that a score of 0.7 reaches the threshold 0.7 in either.
     """
     scores, labels = scores.detach(), labels.detach()
     low_precision = scores.is_floating_point() and scores.dtype != torch.float64
@@ -149,10 +148,7 @@ def confusion_counts(scores: Tensor, labels: Tensor, thresholds: Tensor) -> Tens
 
 
 def count_nan(scores: Tensor, labels: Tensor) -> Tensor:
-    """How many scores labelled 1 or 0 are nan, int64 of shape ``()``, or ``(K,)`` for columns.
-
-    In the confusion counts they stand above every threshold, as the best of all.
-    """
+    """How many scores labelled 1 or 0 are nan, int64 ``()`` or ``(K,)``; confusion counts take them for the best."""
     labels = labels.detach()
     return (checks.rankable(scores).isnan() & ((labels == 1) | (labels == 0))).sum(0)
 
@@ -200,10 +196,7 @@ def why_undefined(num_pos: int, num_neg: int, any_nan: bool) -> str:
 
 
 class Segment(NamedTuple):
-    """The piece of the ROC polyline that belongs to one score.
-
-    From ``tp`` true and ``fp`` false positives it rises by ``num_pos`` and runs right by ``num_neg``.
-    """
+    """The piece of the ROC polyline of one score: from (fp, tp) it rises by num_pos and runs right by num_neg."""
 
     score: float
     tp: int

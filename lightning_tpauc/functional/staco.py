@@ -162,8 +162,7 @@ def _hardest(scores: Tensor, count: int, largest: bool) -> Tensor:
 def _selected(theta: float, n: int, bound: str, kind: str) -> int:
     count = floor_count(theta, n)
     if count < 1:
-        # ceil(1 / theta) examples make theta n reach 1.
-        needed = next(m for m in range(max(1, int(1.0 / theta)), int(1.0 / theta) + 3) if floor_count(theta, m) >= 1)
+        needed = ceil_count(1.0 / theta, 1)  # as many make theta n reach 1
         msg = (
             f"The rectangle with {bound} needs at least {needed} {kind} scores, but got {n}. "
             "Widen the rectangle, or evaluate on more examples."
@@ -270,11 +269,10 @@ def in_double(scores: Tensor) -> Tensor:
 def loss_unit_step(unit: Tensor, batch_loss: Tensor, constant_loss: float) -> Tensor:
     r"""The running mean :math:`L \leftarrow L + 0.05\,(L_B - L)`, in which step sizes without a unit are measured.
 
-    :math:`y` has no unit; :math:`s` and :math:`s'` have the loss's. So :math:`\alpha` is the inverse of a loss, and
-    :math:`\beta` and :math:`\beta'` are losses: one set of numbers can't suit raw scores, probabilities and every
-    margin. :math:`\alpha / L`, :math:`\beta L` and :math:`\beta' L` can. :math:`L_B` is the batch's mean loss on the
-    hardest :math:`\theta_1` of the negatives, :func:`~lightning_tpauc.functional.tail_mean_loss`. L, 0 before the first
-    step, is at first the batch's own, and at least a thousandth of :math:`\ell(0)`, the loss of a constant model.
+    :math:`\alpha` is the inverse of a loss, and :math:`\beta` and :math:`\beta'` are losses: :math:`\alpha / L`,
+    :math:`\beta L` and :math:`\beta' L` suit raw scores, probabilities and every margin. :math:`L_B` is the batch's
+    :func:`~lightning_tpauc.functional.tail_mean_loss`. L, 0 before the first step, is at first the batch's own, and at
+    least a thousandth of :math:`\ell(0)`, the loss of a constant model.
     """
     batch_loss = batch_loss.to(unit.dtype)  # scores may be in double precision where the state is not
     updated = torch.where(unit > 0, torch.lerp(unit, batch_loss, _UNIT_RATE), batch_loss)

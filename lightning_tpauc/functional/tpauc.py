@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -110,19 +111,14 @@ def two_way_partial_auroc(
 
 
 class LabelArea(NamedTuple):
-    """The area of one column of scores.
-
-    Attributes:
-        value: two-way partial AUC, nan if there is none.
-        support: number of positives.
-        reason: why there is none, for a sentence; empty if there is.
-    """
+    """The area of one column of scores, nan if there is none, its number of positives, and why there is no area."""
 
     value: float
     support: int
     reason: str
 
 
+@dataclass(eq=False)
 class AskedAreas:
     """The checked arguments of :func:`two_way_partial_auroc` and of its metric, and the areas that they ask for.
 
@@ -132,34 +128,31 @@ class AskedAreas:
         row: shape of the scores of one example: ``()`` or ``(K,)``.
     """
 
-    def __init__(
-        self,
-        min_tpr: Any,
-        max_fpr: Any,
-        thresholds: Any,
-        ignore_index: Any,
-        validate_args: bool,
-        task: Any,
-        num_classes: Any,
-        num_labels: Any,
-        average: Any,
-    ) -> None:
-        _check_task(task, num_classes, num_labels, average)
-        count = num_classes if num_labels is None else num_labels
-        if validate_args:
-            if num_classes is not None:
-                checks.check_count(num_classes, "num_classes", 2)
-            elif num_labels is not None:
-                checks.check_count(num_labels, "num_labels", 1)
-            checks.check_ignore_index(ignore_index, of_classes=num_classes is not None)
-        lows, highs = _of_columns(min_tpr, "min_tpr", count), _of_columns(max_fpr, "max_fpr", count)
+    min_tpr: Any
+    max_fpr: Any
+    thresholds: Any
+    ignore_index: Any
+    validate_args: bool
+    task: Any
+    num_classes: Any
+    num_labels: Any
+    average: Any
+
+    def __post_init__(self) -> None:
+        _check_task(self.task, self.num_classes, self.num_labels, self.average)
+        count = self.num_classes if self.num_labels is None else self.num_labels
+        if self.validate_args:
+            if count is not None:
+                name, least = ("num_classes", 2) if self.num_labels is None else ("num_labels", 1)
+                checks.check_count(count, name, least)
+            checks.check_ignore_index(self.ignore_index, of_classes=self.num_classes is not None)
+        lows, highs = _of_columns(self.min_tpr, "min_tpr", count), _of_columns(self.max_fpr, "max_fpr", count)
         pairs = [(low, 1.0 if high is None else high) for low, high in zip(lows, highs, strict=True)]
-        self.rectangles = [checks.check_rectangle(*pair) for pair in pairs] if validate_args else pairs
-        self.thresholds = None if thresholds is None else roc.as_thresholds(thresholds)
-        self.average, self.ignore_index, self.validate_args = average, ignore_index, validate_args
-        self.num_classes, self.num_labels = num_classes, num_labels
+        self.rectangles = [checks.check_rectangle(*pair) for pair in pairs] if self.validate_args else pairs
         self.row: tuple[int, ...] = () if count is None else (int(count),)
-        self._unit_range = checks.is_whole(thresholds)
+        self._unit_range = checks.is_whole(self.thresholds)
+        if self.thresholds is not None:
+            self.thresholds = roc.as_thresholds(self.thresholds)
 
     def checked(self, preds: Any, target: Any) -> tuple[Tensor, Tensor]:
         """Scores and labels as tensors of the task's shapes."""

@@ -95,7 +95,7 @@ def test_scores_that_are_not_finite(monkeypatch, broken, which):
 
 
 def test_square_is_refused_with_a_remedy():
-    with pytest.raises(ArgumentError, match=r"non-decreasing `surrogate`.* but got 'square'.*dual_init=\"zeros\""):
+    with pytest.raises(ArgumentError, match=r"non-decreasing surrogate, but 'square'.*dual_init='zeros'"):
         exact_duals(torch.zeros(3), torch.zeros(3), surrogate="square")
 
 
