@@ -522,7 +522,8 @@ class Algorithm(ABC):
                 return
             except IndexError:
                 pass
-        rows, sizes = torch.atleast_2d(index), self.task_sizes or (self.num_positives or 0,)
+        sizes = self.task_sizes or (self.num_positives or 0,)
+        rows = index.reshape(len(sizes), -1)
         wrong = (rows < 0) | (rows >= torch.tensor(sizes).unsqueeze(-1))
         if masks is not None:
             wrong &= masks.pos

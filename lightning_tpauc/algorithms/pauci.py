@@ -235,7 +235,7 @@ class PAUCI(RecursiveAlgorithm):
 
 def _projected(target: Tensor, variables: Tensor) -> Tensor:
     """The nearest point of the set; all variables move at once, so a and b from before the step bound gamma."""
-    centres, s_pos, s_neg, multipliers, gamma = target.split([2, 1, 1, 2, 1])
+    centres, s_pos, s_neg, multipliers, gamma = torch.split(target, [2, 1, 1, 2, 1])
     gamma = torch.maximum(gamma, torch.maximum(-variables[:1], variables[1:2] - 1.0)).clamp_max(1.0)
     bounded = centres.clamp(0.0, 1.0), s_pos.clamp(-4.0, 1.0), s_neg.clamp(0.0, 5.0), multipliers.clamp_min(0.0)
     return torch.cat([*bounded, gamma])

@@ -112,9 +112,8 @@ def as_thresholds(thresholds: Any) -> Tensor:
     except ArgumentError:  # text
         values = torch.empty(0, device="cpu")
     if values.dtype == torch.bool or values.ndim != 1 or not values.numel() or bool(values.isnan().any()):
-        msg = (
-            f"Expected `thresholds` to be `None`, an integer, or a list of numbers without nan, but got {thresholds!r}."
-        )
+        wanted = "`None`, an integer, or numbers in one dimension, at least one and no nan"
+        msg = f"Expected `thresholds` to be {wanted}, but got {thresholds!r}."
         raise ArgumentError(msg)
     return values.to(torch.float64).sort().values
 

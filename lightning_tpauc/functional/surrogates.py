@@ -171,7 +171,7 @@ def _built_in(name: str, margin: float, scale: float) -> Surrogate:
     if name not in _FUNCTIONS:
         form = PowerForm(margin, 1 if name == "hinge" else 2, two_sided=name == "square")
         return Surrogate(name, form.value, form.derivative, form.inverse, name != "square", form)
-    power = None
+    power: tuple[PowerForm, ...] | None = None
     if name != "logistic":
         if margin == 0.0:
             msg = f"Expected `margin` to be above 0 for {name!r}, which rises over that width, but got {margin!r}."

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from lightning_tpauc.algorithms import sota
 from tests.helpers.loop import Loop, random_scores
 from tests.helpers.problems import paper_sota, paper_sotas
 from tests.helpers.tolerances import assert_close
@@ -86,19 +85,3 @@ def test_small_lambda_does_not_overflow_where_the_plain_formula_does(dtype):
     if dtype == torch.float64:  # all weight is on the worst pair, whose gradient is 2 (m + t)
         assert_close(pos.grad, [-19.0, 0.0])
         assert_close(neg.grad, [19.0, 0.0, 0.0])
-
-
-def test_blocks_of_pairs_add_up(monkeypatch):
-    pos, neg = random_scores()
-
-    def run():
-        pos.grad = neg.grad = None
-        algorithm = paper_sotas(lam=0.3, lam_prime=3.0)
-        algorithm.setup(6, dtype=torch.float64)
-        loss = algorithm(pos, neg, index=torch.arange(6))
-        loss.backward()
-        return torch.cat([loss.detach()[None], algorithm.log_u, pos.grad, neg.grad])
-
-    whole = run()
-    monkeypatch.setattr(sota, "_BLOCK", 17)  # two positives at a time
-    assert_close(run(), whole)
