@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tests.helpers.loop import Loop, random_scores
+from tests.helpers.loop import Loop
 from tests.helpers.problems import paper_sota, paper_sotas
 from tests.helpers.tolerances import assert_close
 from tests.reference.sota import Reference
