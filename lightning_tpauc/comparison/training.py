@@ -302,8 +302,16 @@ def train_cell(
         trainer.test(module, datamodule, verbose=False)
     weights = {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
     curve = [{**point, "examples": length.per_step * point["step"]} for point in recorder.curve]
-    made = {"seconds": seconds, "examples": length.steps * length.per_step, "optimizer": optimizer, "curve": curve}
-    return Outcome(*recorder.scored, **made, validation=areas, kept_start=first >= areas, weights=weights)
+    return Outcome(
+        *recorder.scored,
+        seconds=seconds,
+        examples=length.steps * length.per_step,
+        optimizer=optimizer,
+        validation=areas,
+        kept_start=first >= areas,
+        curve=curve,
+        weights=weights,
+    )
 
 
 # ---------------------------------------------------------------- what a result depends on
