@@ -79,10 +79,6 @@ def explain(message: str, known: Iterable[str]) -> str:
 
     A value may be one of several types, so jsonargparse reports a misspelt option, ten lines and more, together with
     why none of the types fits.
-
-    Example:
-        >>> explain("Subcommand 'fit' does not accept option 'trainer.max_epoch'", ["trainer.max_epochs", "data"])
-        "Subcommand 'fit' does not accept option 'trainer.max_epoch'; did you mean 'trainer.max_epochs'?"
     """
     keys: list[str] = []
     owner = ""
@@ -103,12 +99,7 @@ def explain(message: str, known: Iterable[str]) -> str:
 
 
 def options_of(class_path: str) -> list[str]:
-    """Names of the arguments that a class takes in a configuration; empty if it can't be imported.
-
-    Example:
-        >>> options_of("lightning_tpauc.models.Linear")
-        ['num_features', 'bias', 'num_labels']
-    """
+    """Names of the arguments that a class takes in a configuration; empty if it can't be imported."""
     module, _, name = class_path.rpartition(".")
     try:
         cls = getattr(importlib.import_module(module), name)
@@ -208,29 +199,6 @@ def _setup(config: Namespace, instantiate: Callable[[Namespace], Any], seed: int
     return Setup(module, datamodule, {**trainer, "logger": False, "default_root_dir": None}, settings)
 
 
-def run_comparison(config: Namespace, instantiate: Callable[[Namespace], Any], model: TPAUCModule) -> str:
-    """Run the comparison that the command line describes."""
-    msg = ""
-    if config.get("data") is None:
-        msg = "`compare` needs `--data`: name a data module."
-    elif config.get("ckpt_path"):
-        msg = (
-            "`compare` takes no `ckpt_path`: all methods start from the same weights. Give trained ones as "
-            "`--model.init_from`."
-        )
-    elif "algorithm" not in options_of(config.model.class_path):
-        msg = f"`compare` replaces the model's `algorithm`, but {config.model.class_path} takes no such argument."
-    if msg:
-        raise ArgumentError(msg)
-    given = config.get("seed_everything")
-    seed = given if isinstance(given, int) and not isinstance(given, bool) else 0
-    options = {name: config.get(name) for name in ("methods", "trials", "seeds", "folds", "processes")}
-    options |= {"rectangles": config.model.init_args.get("rectangles") or (), "first_seed": seed}
-    rectangle = model.algorithm.min_tpr, model.algorithm.max_fpr
-    report = Comparison(_setup(config, instantiate, seed), config.folder, rectangle, **options).run()
-    return f"{report}\n\n{Path(report.folder) / 'report.html'} shows the curves, too."
-
-
 # ---------------------------------------------------------------- what is saved
 
 
@@ -314,11 +282,7 @@ class TPAUCCLI(LightningCLI):
         self.config = parser.parse_args(words)
 
     def _take_options_of_checkpoint(self, subcommand: str, words: list[str]) -> None:
-        """Use the options that a checkpoint was trained with for options of the model that are not given.
-
-        Raises:
-            TPAUCError: if the checkpoint is missing, damaged or is not known by its name.
-        """
+        """Use the options that a checkpoint was trained with for options of the model that are not given."""
         finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         finder.add_argument("--ckpt_path", nargs="?")
         path = finder.parse_known_args(words)[0].ckpt_path
@@ -382,19 +346,31 @@ class TPAUCCLI(LightningCLI):
 
     def compare(self, **_: Any) -> None:
         """Train several methods, print the table, and say where the page lies."""
-        parser, config = self._parser("compare"), self.config["compare"]
-        _say(run_comparison(config, parser.instantiate, self.model))
+        config, instantiate, msg = self.config["compare"], self._parser("compare").instantiate, ""
+        if config.get("data") is None:
+            msg = "`compare` needs `--data`: name a data module."
+        elif config.get("ckpt_path"):
+            msg = "`compare` takes no `ckpt_path`: give trained weights, for all methods, as `--model.init_from`."
+        elif "algorithm" not in options_of(config.model.class_path):
+            msg = f"`compare` replaces the model's `algorithm`, but {config.model.class_path} takes no such argument."
+        if msg:
+            raise ArgumentError(msg)
+        given = config.get("seed_everything")
+        seed = given if isinstance(given, int) and not isinstance(given, bool) else 0
+        options = {name: config.get(name) for name in ("methods", "trials", "seeds", "folds", "processes")}
+        options |= {"rectangles": config.model.init_args.get("rectangles") or (), "first_seed": seed}
+        rectangle = self.model.algorithm.min_tpr, self.model.algorithm.max_fpr
+        report = Comparison(_setup(config, instantiate, seed), config.folder, rectangle, **options).run()
+        _say(f"{report}\n\n{Path(report.folder) / 'report.html'} shows the curves, too.")
 
     def after_fit(self) -> None:
         """Print what the run reached, and how to test it."""
-        metrics, algorithm, best = self.trainer.callback_metrics, self.model.algorithm, self.model.training_state.best
+        metrics, algorithm = self.trainer.callback_metrics, self.model.algorithm
         _say(f"{type(algorithm).__name__}, TPR >= {algorithm.min_tpr:g} and FPR <= {algorithm.max_fpr:g}")
         one = self.model.trained_labels is None
         of_all = [n for n in metrics if n.startswith("val/") and (one or n.count("/") == 1 or "/tpauc/" in n)]
         if of_all:
             _say("Last validation:", *(f"  {name} = {float(metrics[name]):.4f}" for name in sorted(of_all)))
-        if best is not None and best.weights:
-            _say(f"The model holds the weights with val/tpauc = {best.value[0]:.4f}")
         saved = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path]
         for callback in saved:
             if callback.monitor and callback.best_model_score is not None:
@@ -460,9 +436,7 @@ def _is_of_use(record: logging.LogRecord) -> bool:
 
 def _relative(path: str | Path) -> str:
     """The path from here, where that is shorter."""
-    with contextlib.suppress(ValueError):
-        return str(Path(path).resolve().relative_to(Path.cwd()))
-    return str(path)
+    return min(str(path), os.path.relpath(path), key=len)
 
 
 @rank_zero_only

@@ -30,7 +30,7 @@ from lightning_tpauc.comparison.report import Report, write_report
 from lightning_tpauc.comparison.results import Outcome, Results, evaluate, have_both
 from lightning_tpauc.comparison.training import BASELINE, Cell, Length, Method, Run, Setup
 from lightning_tpauc.data import PosNegDataModule
-from lightning_tpauc.data.digest import content_digest
+from lightning_tpauc.data.parts import content_digest
 from lightning_tpauc.errors import ArgumentError, DataError, UnsupportedError
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional.checks import check_count, check_rectangle

@@ -24,7 +24,7 @@ from typing_extensions import override
 from lightning_tpauc.algorithms import AUCM, PAUCI, SONX, STACO, Algorithm, CrossEntropy, SOTAs
 from lightning_tpauc.comparison.results import Outcome
 from lightning_tpauc.data import PosNegDataModule
-from lightning_tpauc.data.digest import content_digest
+from lightning_tpauc.data.parts import content_digest
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, UnsupportedError
 from lightning_tpauc.files import replacing
 from lightning_tpauc.metrics.figures import ROCFigure

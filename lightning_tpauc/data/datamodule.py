@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from lightning_tpauc.data.digest import content_digest
 from lightning_tpauc.data.examples import (
     ArrayDataset,
     Datasets,
@@ -26,7 +25,7 @@ from lightning_tpauc.data.examples import (
     unaugmented,
 )
 from lightning_tpauc.data.loader import EvalLoader, PosNegLoader, training_position
-from lightning_tpauc.data.parts import EvaluatedPart, Examples, Given, PreparedData, describe
+from lightning_tpauc.data.parts import EvaluatedPart, Examples, Given, PreparedData, content_digest, describe
 from lightning_tpauc.data.sampler import SAMPLERS, BatchSampler, BatchSizes, current_world, sampler_of
 from lightning_tpauc.data.seeding import as_seed, say_what_seeds
 from lightning_tpauc.data.splits import Split, as_fraction, check_validation_source

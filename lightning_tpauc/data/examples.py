@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
-from lightning_tpauc.data.digest import content_digest
 from lightning_tpauc.data.labels import (
     NAMES,
     NOTHING,
@@ -287,10 +286,14 @@ def enumerated(columns: Sequence[Any]) -> str:
     return ", ".join(map(str, columns[:10])) + (f" and {rest} more" if rest > 0 else "")
 
 
+def whole(dataset: Any) -> Any:
+    """What a data set is a subset of, if it is one."""
+    return whole(dataset.dataset) if isinstance(dataset, Subset) else dataset
+
+
 def columns_of(dataset: Any) -> tuple[str, ...] | None:
     """The names of the columns of a data set made from a table, also inside subsets; ``None`` for others."""
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
+    dataset = whole(dataset)
     return dataset.columns if isinstance(dataset, ArrayDataset) else None
 
 
@@ -318,28 +321,20 @@ def aligned(dataset: Any, known: tuple[str, ...] | None, name: str) -> Any:
 
 def as_dataset(dataset: Any, name: str, dtype: type[np.floating[Any]] | None = None) -> Any:
     """Turn arrays, tables and pairs ``(x, y)`` of them into a data set; refuse what is no map-style data set."""
-    kind, msg = type(dataset).__name__, ""
-    if isinstance(dataset, (tuple, list)) and _are_columns(dataset):
-        if len(dataset) > 2:
-            remedy = "Pass a data set: `TensorDataset(*map(torch.as_tensor, arrays))`."
-            msg = f"`{name}` is a {kind} of {len(dataset)} arrays. {remedy}"
-        else:
-            dataset = ArrayDataset(*dataset, dtype=None if isinstance(dataset[0], Tensor) else dtype, name=name)
+    several, named = isinstance(dataset, (tuple, list)) and _are_columns(dataset), isinstance(dataset, Mapping)
+    if several and len(dataset) == 2:
+        dataset = ArrayDataset(*dataset, dtype=None if isinstance(dataset[0], Tensor) else dtype, name=name)
     elif isinstance(dataset, np.ndarray) or (not isinstance(dataset, Dataset) and _has(dataset, "to_numpy", "tocsr")):
         dataset = ArrayDataset(dataset, None, dtype=dtype, name=name)
-    elif isinstance(dataset, Mapping) and 0 not in dataset:
-        keys = ", ".join(map(repr, list(dataset)[:5]))
+    elif several or (named and 0 not in dataset) or not (_has(dataset, "__len__") and _has(dataset, "__getitem__")):
+        held = f" of {len(dataset)} arrays" if several else f" with {enumerated(list(dataset))}" if named else ""
         msg = (
-            f"`{name}` is a {kind} with {keys}, not a data set. Pass one of its data sets, or a pair of arrays (x, y)."
+            f"Expected `{name}` to be a map-style data set (`__len__` and `__getitem__`) or a pair (x, y), but got a "
+            f"{type(dataset).__name__}{held}. Several inputs are a `TensorDataset`; only `negatives` may be a stream."
         )
-    elif not (_has(dataset, "__len__") and _has(dataset, "__getitem__")):
-        msg = (
-            f"Expected `{name}` to be a map-style data set (`__len__` and `__getitem__`), but got a {kind}. Sampling "
-            "by class needs access by row; only `negatives` may be a stream."
-        )
-    if not msg and len(dataset) == 0:
+        raise DataError(msg)
+    if len(dataset) == 0:
         msg = f"Expected `{name}` to have examples, but got 0. Pass None where there is no data."
-    if msg:
         raise DataError(msg)
     check_positions(dataset, name)
     return dataset
@@ -464,11 +459,7 @@ def _kinds(known: Any) -> Any:
 
 
 def fetcher_for(dataset: Any, seed: int = 0, collate_fn: Any = None, entries: Entries | None = None) -> Fetcher:
-    """The quickest way to load the inputs of a batch of a data set.
-
-    What holds arrays (also inside a :class:`~torch.utils.data.Subset`) is indexed once per batch. Other data sets are
-    read by their ``__getitems__``, seeded once per batch, or else item by item, with a seed for each.
-    """
+    """Loads the inputs of a batch: by one index of arrays, else by ``__getitems__``, else item by item, each seeded."""
     entries = entries or Entries()
     inner: Any = dataset
     indices: Indices | None = None
@@ -505,10 +496,7 @@ class _FetchItems:
     def __init__(self, dataset: Any, seed: int, collate_fn: Any, entries: Entries) -> None:
         self.dataset, self.seed, self.collate_fn, self.entries = dataset, seed, collate_fn, entries
         self.reader = ItemReader(seed)
-        inner = dataset  # a Subset has the method even if the data set inside has not
-        while isinstance(inner, Subset):
-            inner = inner.dataset
-        self.reads_batches = hasattr(inner, "__getitems__")
+        self.reads_batches = hasattr(whole(dataset), "__getitems__")  # a Subset has the method in any case
 
     def __call__(self, rows: Indices, step: int) -> Any:
         items = self.items(rows.tolist(), step)
@@ -575,14 +563,6 @@ class _FetchItems:
             )
             raise DataError(msg)
         return batch
-
-
-def is_random(dataset: Any, rows: Indices) -> bool:
-    """Whether a few items differ when they are read twice."""
-    fetch = fetcher_for(dataset)
-    if not isinstance(fetch, _FetchItems):
-        return False
-    return content_digest(fetch.items(rows.tolist(), 0)) != content_digest(fetch.items(rows.tolist(), 1))
 
 
 # ---------------------------------------------------------------- collated inputs

@@ -14,8 +14,9 @@ from torch.utils.data import Dataset
 
 from lightning_tpauc.data.examples import ArrayDataset, Datasets
 from lightning_tpauc.data.source_files import GivenSplitDataModule, require_file
-from lightning_tpauc.errors import ArgumentError, DataError
+from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra
+from lightning_tpauc.functional.checks import check_choice
 
 #: The sets with labels of two classes.
 MEDMNIST = (
@@ -76,15 +77,10 @@ class MedMNISTDataModule(GivenSplitDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(train_with_val=train_with_val, **kwargs)
-        for argument, value, choices in (
-            ("name", name, MEDMNIST),
-            ("size", size, SIZES_3D if name.endswith("3d") else SIZES_2D),
-            ("max_shift", max_shift, range(size)),
-            ("positive_class", positive_class, (0, 1)),
-        ):
-            if value not in choices:
-                msg = f"Expected `{argument}` to be one of {', '.join(map(str, choices))}, but got {value!r}."
-                raise ArgumentError(msg)
+        check_choice(name, "name", MEDMNIST)
+        check_choice(size, "size", SIZES_3D if name.endswith("3d") else SIZES_2D)
+        check_choice(max_shift, "max_shift", range(size))
+        check_choice(positive_class, "positive_class", (0, 1))
         self.dataset_name, self.size = name, size
         self.path = Path(root) / (f"{name}.npz" if size == 28 else f"{name}_{size}.npz")
         self.download, self.augment = download, augment
@@ -138,11 +134,7 @@ class AugmentedImages(Dataset[tuple[Tensor, int | Tensor]]):
     """Images with labels. Each image is flipped and shifted at random whenever it is read.
 
     Each spatial axis is flipped with probability 1/2 and moved by up to ``max_shift`` voxels, uniformly; zeros enter at
-    the border. The random numbers come from torch's CPU generator.
-
-    Args:
-        images: the unchanged images. Evaluation and scoring read them as :attr:`without_augmentation`.
-        max_shift: largest shift per axis, at least 0; 0 only flips.
+    the border. The random numbers come from torch's CPU generator. Evaluation and scoring read the unchanged images.
     """
 
     def __init__(self, images: ArrayDataset, max_shift: int = 2) -> None:
@@ -162,11 +154,6 @@ class AugmentedImages(Dataset[tuple[Tensor, int | Tensor]]):
 
 
 def shift(image: Tensor, offsets: list[int]) -> Tensor:
-    """Move an image ``(C, ...)`` along its spatial axes, towards the end where an offset is positive; zeros enter.
-
-    Example:
-        >>> shift(torch.tensor([[1, 2, 3]]), [1])
-        tensor([[0, 1, 2]])
-    """
+    """Move an image ``(C, ...)`` along its spatial axes, towards the end where an offset is positive; zeros enter."""
     # `pad` takes the last axis first; what it pads at one end it cuts off at the other.
     return pad(image, [width for offset in reversed(offsets) for width in (offset, -offset)])

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -119,7 +119,7 @@ class SMILESDataModule(GivenSplitDataModule):
         self.max_invalid = require_range("max_invalid", max_invalid, 0.0, 1.0)
         self.cache_dir = default_cache_dir() if cache_dir is None else Path(cache_dir)
         #: What was read, after ``setup``.
-        self.molecules: Molecules | None = None
+        self.molecules: GraphDataset | None = None
         check_choice(split, "split", ("scaffold", "random"))
         if len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1.0) > 1e-6:
             msg = f"Expected `fractions` to be three numbers >= 0 that add up to 1, but got {tuple(fractions)!r}."
@@ -137,7 +137,9 @@ class SMILESDataModule(GivenSplitDataModule):
         lines, scaffolds, labels = (content[name] for name in ("lines", "scaffolds", "labels"))
         labelled = ~labels.isnan().all(dim=1)
         targets = labels[labelled] if len(self.label_columns) > 1 else labels[labelled, 0].long()
-        self.molecules = Molecules(_unpacked(content), targets, lines[labelled], scaffolds[labelled].numpy())
+        names = self.label_columns if len(self.label_columns) > 1 else None
+        known = lines[labelled], scaffolds[labelled].numpy()
+        self.molecules = GraphDataset(_unpacked(content), targets, names, *known)
         if self.split == "random":
             of_both = binary_labels(targets).reshape(len(targets), -1)
             dealt = label_parts(of_both, np.array(self.fractions), self.split_seed, tuple(self.label_columns))
@@ -146,9 +148,7 @@ class SMILESDataModule(GivenSplitDataModule):
             row = dict(zip(labelled.nonzero().flatten().tolist(), range(len(targets)), strict=True))
             split = scaffold_split(scaffolds.tolist(), self.fractions)
             parts = [[row[k] for k in sorted(part) if k in row] for part in split]
-        names = self.label_columns if len(self.label_columns) > 1 else None
-        everything = GraphDataset(self.molecules.graphs, targets, names, self.molecules.scaffolds)
-        return _datasets(everything, parts, self.train_with_val)
+        return _datasets(self.molecules, parts, self.train_with_val)
 
     def _content(self) -> dict[str, Any]:
         """What :func:`_build` makes of the file, or made of the same content, columns and libraries before."""
@@ -249,9 +249,8 @@ class OGBMoleculesDataModule(GivenSplitDataModule):
         with suppress(OSError), gzip.open(self.folder / "mapping" / "mol.csv.gz", "rt", encoding="utf-8") as file:
             found = [name for name in next(csv.reader(file), []) if name not in ("smiles", "mol_id")]
             known = found if len(found) == len(known) else known
-        return _datasets(
-            GraphDataset(dataset, labels, [known[task] for task in self.tasks]), parts, self.train_with_val
-        )
+        names = [known[task] for task in self.tasks]
+        return _datasets(GraphDataset(dataset, labels, names), parts, self.train_with_val)
 
     def _open(self) -> tuple[Any, dict[str, Tensor]]:
         """OGB's data set and its split."""
@@ -282,13 +281,14 @@ def _without_label(graph: Any) -> Any:
 
 
 class GraphDataset(Dataset[Any]):
-    """Graphs of PyG whose labels are kept apart, in ``targets``.
+    """Graphs of PyG whose labels are kept apart.
 
     Args:
         graphs: N graphs without an attribute ``y``.
         targets: their labels: ``(N,)``, or float ``(N, K)``, nan where not measured.
         label_names: names of several labels.
-        scaffolds: number of each molecule's scaffold, where known.
+        lines: int64 ``(N,)``: line of each molecule in its file, where known; the header is line 1.
+        scaffolds: int64 ``(N,)``: number of each molecule's scaffold, where known.
     """
 
     def __init__(
@@ -296,9 +296,11 @@ class GraphDataset(Dataset[Any]):
         graphs: Sequence[Any],
         targets: Tensor,
         label_names: Sequence[str] | None = None,
+        lines: Tensor | None = None,
         scaffolds: NDArray[np.int64] | None = None,
     ) -> None:
-        self.graphs, self.targets, self.label_names, self.scaffolds = graphs, targets, label_names, scaffolds
+        self.graphs, self.targets, self.label_names = graphs, targets, label_names
+        self.lines, self.scaffolds = lines, scaffolds
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -318,19 +320,11 @@ def _datasets(everything: GraphDataset, parts: Sequence[list[int]], train_with_v
 def scaffold_split(
     scaffolds: Sequence[Hashable], fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)
 ) -> tuple[list[int], list[int], list[int]]:
-    """Deal whole scaffold groups to training, validation and test set, the largest groups first.
+    """Positions of training, validation and test set, by MoleculeNet's and OGB's rule: large scaffold groups first.
 
-    This is the deterministic rule of MoleculeNet and OGB. Groups are sorted by size, largest first; of two groups of
-    one size, the one whose first molecule comes later is first. A group goes to the training set unless that would
-    exceed its fraction. Otherwise it goes to the validation set unless training and validation set together would
-    exceed theirs. All other groups, with the rare scaffolds, go to the test set.
-
-    Args:
-        scaffolds: the scaffold of each of n molecules.
-        fractions: shares of training, validation and test set; they add up to 1.
-
-    Returns:
-        Positions ``0 .. n - 1`` of the three parts, in the order in which they were dealt.
+    Groups are sorted by size, largest first; of two groups of one size, the one whose first molecule comes later is
+    first. A group goes to the training set unless that would exceed its fraction, else to the validation set unless
+    both together would exceed theirs. All other groups, with the rare scaffolds, go to the test set.
 
     Example:
         >>> scaffold_split(["ring", "chain", "ring", "cage", "ring"], (0.6, 0.2, 0.2))
@@ -353,22 +347,6 @@ def scaffold_split(
         else:
             test += group
     return train, val, test
-
-
-class Molecules(NamedTuple):
-    """The labelled molecules of a file.
-
-    Attributes:
-        graphs: N graphs of PyG.
-        targets: int64 ``(N,)``, 0 or 1; with several labels float32 ``(N, K)``, nan where nothing was measured.
-        lines: int64 ``(N,)``: line of each in the file; the header is line 1.
-        scaffolds: int64 ``(N,)``: number of the scaffold of each.
-    """
-
-    graphs: list[Any]
-    targets: Tensor
-    lines: Tensor
-    scaffolds: NDArray[np.int64]
 
 
 def read_smiles(path: Path, smiles_column: str, columns: Sequence[str]) -> Iterator[tuple[int, str, list[float]]]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
-from lightning_tpauc.data.digest import content_digest
 from lightning_tpauc.data.examples import (
     ArrayDataset,
     Datasets,
@@ -25,10 +26,10 @@ from lightning_tpauc.data.examples import (
     column_names,
     columns_of,
     enumerated,
+    fetcher_for,
     has_label,
     host_view,
     index_of,
-    is_random,
     is_table,
     layout,
     names_in,
@@ -62,6 +63,9 @@ FitTransforms = Callable[[Datasets, NDArray[np.int64]], Datasets]
 _CERTAIN = 64
 #: So many numbers of data in memory tell these data from others.
 _NUMBERS = 2**24
+#: Of a set that makes its items one by one, and of a list of others than numbers and texts, so many are read.
+_ITEMS = 256
+_PLAIN = (bool, int, float, complex, str, bytes)
 
 
 class Given(NamedTuple):
@@ -119,35 +123,36 @@ class Examples:
         """Inputs and labels of a table; the values of columns that arguments name take the place of the names."""
         column_names(table, self.name)
         named = {argument: named_columns(value, table) for argument, value in given._asdict().items()}
-        values: dict[str, Any] = {}
-        for argument, names in named.items():
-            value = getattr(given, argument)
-            if names and not hasattr(value, "to_numpy") and argument != "targets":
-                values[argument] = table[names[0]].to_numpy()
-            elif isinstance(value, str) and value == getattr(index_of(table), "name", None):
-                values[argument] = index_of(table)
+        by_name = [
+            argument for argument, names in named.items() if names and not hasattr(getattr(given, argument), "to_numpy")
+        ]
+        values = {argument: table[named[argument][0]].to_numpy() for argument in by_name if argument != "targets"}
+        index = index_of(table)
+        for argument, value in given._asdict().items():
+            if argument not in by_name and isinstance(value, str) and value == getattr(index, "name", None):
+                values[argument] = index
+        self.given = self.given._replace(**values)
         dropped = {name for names in named.values() for name in names}
         inputs = table[[column for column in table.columns if column not in dropped]] if dropped else table
-        if self.part != "predict":
-            if named["targets"] and not hasattr(given.targets, "to_numpy"):
-                if labels is not None:
-                    msg = (
-                        f"`targets={given.targets!r}` names columns of the table in `{self.name}`, which is a pair "
-                        "(inputs, labels) and has labels already. Pass the table alone, or the pair without `targets`."
-                    )
-                    raise DataError(msg)
-                labels = table[given.targets if isinstance(given.targets, (str, int)) else named["targets"]]
-                values["targets"] = None
-            elif labels is None and not are_labels(self.given.targets):
-                absent = [repr(key) for key in label_keys(given.targets) or () if key not in table.columns]
-                what = f"It is unknown which column of `{self.name}` is the label"
-                if absent:
-                    what = f"`targets={given.targets!r}` names columns of labels, but `{self.name}` has no {absent[0]}"
-                msg = (
-                    f"{what}: name one of {enumerated(table.columns)} by `targets`, or pass a pair `(inputs, labels)`."
-                )
-                raise DataError(msg)
-        self.given = self.given._replace(**values)
+        if self.part == "predict":
+            return inputs, labels
+        if "targets" in by_name and labels is None:
+            self.given = self.given._replace(targets=None)
+            return inputs, table[given.targets if isinstance(given.targets, (str, int)) else named["targets"]]
+        msg = ""
+        if "targets" in by_name:
+            msg = (
+                f"`targets={given.targets!r}` names columns of the table in `{self.name}`, which is a pair (inputs, "
+                "labels) and has labels already. Pass the table alone, or the pair without `targets`."
+            )
+        elif labels is None and not are_labels(self.given.targets):
+            absent = [repr(key) for key in label_keys(given.targets) or () if key not in table.columns]
+            what = f"It is unknown which column of `{self.name}` is the label"
+            if absent:
+                what = f"`targets={given.targets!r}` names columns of labels, but `{self.name}` has no {absent[0]}"
+            msg = f"{what}: name one of {enumerated(table.columns)} by `targets`, or pass a pair `(inputs, labels)`."
+        if msg:
+            raise DataError(msg)
         return inputs, labels
 
     def __len__(self) -> int:
@@ -365,7 +370,9 @@ class PreparedData:
     def held_out(self) -> EvaluatedPart:
         """The part that is split off from the training set."""
         dataset, rows, train = self.datasets.train, self.training.held_out, self.examples["train"]
-        if unaugmented(dataset) is dataset and is_random(dataset, rows[:4]):
+        items = getattr(fetcher_for(dataset), "items", None)  # of what is read item by item
+        differ = items and len({content_digest(items(rows[:4].tolist(), step)) for step in (0, 1)}) > 1
+        if differ and unaugmented(dataset) is dataset:
             rank_zero_warn(
                 "The items of `train_dataset` are random, augmented perhaps, and so are those that validate. Give the "
                 "data set an attribute `without_augmentation`, a data set with the same rows as they are, or pass a "
@@ -452,11 +459,71 @@ def _say_most_are_positive(labels: NDArray[np.int8]) -> None:
         )
 
 
-def describe(dataset: Any) -> str:
-    """Number of examples and a digest of a data set: of subsets' indices and of rows in memory, up to 2^24 numbers.
+# ---------------------------------------------------------------- data known by their content
 
-    Other items may be expensive to read, or random.
+
+def content_digest(*values: Any) -> str:
+    """16 hex digits of the content of data: the same in every process, others if a number, a name or a label differs.
+
+    Tensors, arrays, sparse matrices, tables with the names of their columns, and lists of numbers and texts are read
+    whole. Of data sets that make their items one by one, and of other lists, 256 items count, at equal distances.
+    Anything else counts by its type and text. The global random numbers stay as they are.
     """
+    digest = hashlib.blake2b(digest_size=8)
+    with seeded_items(0, 0) as reseed:
+        for value in values:
+            _add(digest, value, reseed)
+    return digest.hexdigest()
+
+
+def _add(digest: Any, value: Any, reseed: Callable[[int], None]) -> None:
+    digest.update(f"|{type(value).__qualname__}:".encode())
+    if isinstance(value, Tensor):
+        dense = value.detach().cpu().to_dense().contiguous()
+        digest.update(f"{tuple(value.shape)}{value.dtype}".encode())
+        digest.update(dense.flatten().view(torch.uint8).numpy().data)  # bytes: NumPy lacks some dtypes
+    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        digest.update(f"{value.shape}{value.dtype.str}".encode())
+        digest.update(np.ascontiguousarray(value).view(np.uint8).data if value.size else b"")
+    elif value is None or isinstance(value, _PLAIN):
+        digest.update(repr(value).encode())
+    else:
+        for part in _parts(value, reseed):
+            _add(digest, part, reseed)
+
+
+def _parts(value: Any, reseed: Callable[[int], None]) -> Iterable[Any]:
+    """What a value consists of."""
+    if hasattr(value, "columns") and hasattr(value, "to_numpy"):  # a table: pandas, polars
+        return [[str(name) for name in value.columns], *(value[name].to_numpy() for name in value.columns)]
+    if hasattr(value, "tocsr"):  # a sparse matrix
+        rows = value.tocsr()
+        return [rows.shape, rows.indptr, rows.indices, rows.data]
+    if isinstance(value, Mapping):
+        return [entry for pair in value.items() for entry in pair]
+    if isinstance(value, (TensorDataset, Subset)):
+        return value.tensors if isinstance(value, TensorDataset) else [np.asarray(value.indices), value.dataset]
+    if hasattr(value, "to_dict") and not hasattr(value, "__array__"):  # a graph
+        return [value.to_dict()]
+    if isinstance(value, (list, tuple)) and value and isinstance(value[0], _PLAIN):
+        return [repr(value)]
+    if isinstance(value, (list, tuple)) or (isinstance(value, Dataset) and hasattr(value, "__len__")):
+        return _some_items(value, reseed)
+    if hasattr(value, "__array__"):
+        array = np.asarray(value)
+        return array.ravel().tolist() if array.dtype.hasobject else [array]
+    return [] if " at 0x" in repr(value) else [repr(value)]  # an address is another one in the next process
+
+
+def _some_items(items: Any, reseed: Callable[[int], None]) -> Iterator[Any]:
+    yield len(items)
+    for place in np.unique(np.linspace(0, len(items) - 1, _ITEMS, dtype=np.int64)).tolist() if len(items) else []:
+        reseed(place)
+        yield items[place]
+
+
+def describe(dataset: Any) -> str:
+    """Number of examples, and a digest of indices and of up to 2^24 numbers in memory; items may cost much, or vary."""
     if isinstance(dataset, Subset):
         return f"{len(dataset)} examples, {content_digest(np.asarray(dataset.indices))}, of {describe(dataset.dataset)}"
     held: Any = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,25 +22,14 @@ _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary"
 _DEEPCHEM = "https://deepchemdata.s3-us-west-1.amazonaws.com/datasets"
 
 
-class Source(NamedTuple):
-    """Where a file comes from: its address, and 64 hex digits of its sha256, or ``None`` where none is published."""
-
-    url: str
-    sha256: str | None
-
-
-#: The files that :func:`require_file` can fetch, by name.
-SOURCES = {
-    "ijcnn1.bz2": Source(f"{_LIBSVM}/ijcnn1.bz2", "b38a4198ce142d43e96fb86d17b87211feec1f909ac344fa057455c69de29de3"),
-    "ijcnn1.t.bz2": Source(
-        f"{_LIBSVM}/ijcnn1.t.bz2", "acd1db430684fdd3f0c768ecc49aa8e749d0004fc117611220c2aa576a7b6a24"
-    ),
-    "HIGGS.xz": Source(f"{_LIBSVM}/HIGGS.xz", None),
-    "SUSY.xz": Source(f"{_LIBSVM}/SUSY.xz", None),
-    "tox21.csv.gz": Source(
-        f"{_DEEPCHEM}/tox21.csv.gz", "48b34e4e59a2bae6f95734cd206c1869ab355f50a5e50bb7371a21f861d5e297"
-    ),
-    "muv.csv.gz": Source(f"{_DEEPCHEM}/muv.csv.gz", "93c8b4a37c5996c76e57d5f3f065fb8b7cf1c19067011eff2293fd2a94ce274a"),
+#: The files that :func:`require_file` can fetch: address, and 64 hex digits of the sha256 where one is published.
+SOURCES: dict[str, tuple[str, str | None]] = {
+    "ijcnn1.bz2": (f"{_LIBSVM}/ijcnn1.bz2", "b38a4198ce142d43e96fb86d17b87211feec1f909ac344fa057455c69de29de3"),
+    "ijcnn1.t.bz2": (f"{_LIBSVM}/ijcnn1.t.bz2", "acd1db430684fdd3f0c768ecc49aa8e749d0004fc117611220c2aa576a7b6a24"),
+    "HIGGS.xz": (f"{_LIBSVM}/HIGGS.xz", None),
+    "SUSY.xz": (f"{_LIBSVM}/SUSY.xz", None),
+    "tox21.csv.gz": (f"{_DEEPCHEM}/tox21.csv.gz", "48b34e4e59a2bae6f95734cd206c1869ab355f50a5e50bb7371a21f861d5e297"),
+    "muv.csv.gz": (f"{_DEEPCHEM}/muv.csv.gz", "93c8b4a37c5996c76e57d5f3f065fb8b7cf1c19067011eff2293fd2a94ce274a"),
 }
 
 
@@ -48,17 +37,6 @@ def require_file(path: Path, *, download: bool = False) -> None:
     """Make sure that a file or folder is there; one of :data:`SOURCES` is downloaded if that is asked for.
 
     A download appears under its name when it is complete and its hash is right. An existing file is not checked.
-
-    Raises:
-        DataError: there is no such file, or it can't be downloaded or written, or its hash is wrong.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "there.txt"
-        >>> _ = path.write_text("mine")
-        >>> require_file(path, download=True)
-        >>> path.read_text()
-        'mine'
     """
     if path.exists():
         return

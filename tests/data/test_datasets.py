@@ -24,9 +24,12 @@ def test_refuses_streams_and_emptiness():
 
 def test_arrays_that_are_no_items():
     assert isinstance(as_dataset([X.numpy(), Y.numpy()], "train_dataset"), ArrayDataset)
-    with pytest.raises(DataError, match=r"`train_dataset` is a tuple of 3 arrays. Pass a data set: `TensorDataset"):
+    with pytest.raises(
+        DataError,
+        match=r"`train_dataset` to be a map-style .* got a tuple of 3 arrays. Several inputs are a `TensorDataset`",
+    ):
         as_dataset((X, X, Y), "train_dataset")
-    with pytest.raises(DataError, match=r"`val_dataset` is a dict with 'x', 'y', not a data set. Pass one of its"):
+    with pytest.raises(DataError, match=r"`val_dataset` to be a map-style .* got a dict with x, y"):
         as_dataset({"x": X, "y": Y}, "val_dataset")
     for items in ([X[0], X[1]], [(X[0], 1), (X[1], 0)], {0: (X[0], 1)}, [X[:4], X[4:8], X[8:12]]):
         assert as_dataset(items, "train_dataset") is items

@@ -7,7 +7,7 @@ import scipy.sparse
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from lightning_tpauc.data.digest import content_digest
+from lightning_tpauc.data.parts import content_digest
 
 X = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
 Y = (torch.arange(50) % 3 == 0).long()

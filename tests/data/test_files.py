@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from lightning_tpauc.data import source_files as files
-from lightning_tpauc.data.source_files import SOURCES, Source, require_file
+from lightning_tpauc.data.source_files import SOURCES, require_file
 from lightning_tpauc.errors import DataError
 
 CONTENT = b"+1 1:0.5\n-1 1:0.25\n" * 100
@@ -18,7 +18,7 @@ def offer(tmp_path, monkeypatch):
     def put(sha256, url=None):
         origin = tmp_path / "origin"
         origin.write_bytes(CONTENT)
-        monkeypatch.setattr(files, "SOURCES", {"data.txt": Source(url or origin.as_uri(), sha256)})
+        monkeypatch.setattr(files, "SOURCES", {"data.txt": (url or origin.as_uri(), sha256)})
         return tmp_path / "new" / "folder" / "data.txt"
 
     return put
@@ -46,9 +46,9 @@ def test_an_unknown_file(tmp_path):
         require_file(tmp_path / "a9a", download=True)
 
 
-@pytest.mark.parametrize("name", [name for name, source in SOURCES.items() if source.sha256 is not None])
+@pytest.mark.parametrize("name", [name for name, (_, sha256) in SOURCES.items() if sha256 is not None])
 def test_the_hash_is_that_of_the_real_file(name, shared_data):
     found = list(shared_data.rglob(name))
     if not found:
         pytest.skip(f"needs {name} below {shared_data}")
-    assert hashlib.sha256(found[0].read_bytes()).hexdigest() == SOURCES[name].sha256
+    assert hashlib.sha256(found[0].read_bytes()).hexdigest() == SOURCES[name][1]

@@ -6,7 +6,6 @@ import torch
 
 from lightning_tpauc.data import source_files as files
 from lightning_tpauc.data.libsvm import LIBSVMDataModule
-from lightning_tpauc.data.source_files import Source
 from lightning_tpauc.errors import DataError
 from tests.helpers.paths import SHARED_DATA
 from tests.helpers.tolerances import assert_close
@@ -126,8 +125,8 @@ def test_names_a_missing_file(tmp_path):
 def test_downloads_what_is_missing(root, tmp_path, monkeypatch):
     """Both files, in ``prepare_data`` alone; a file that is there stays as it is."""
     sources = {
-        "train.txt": Source("https://example.invalid", None),
-        "test.txt": Source(f"file://{root}/test.txt", None),
+        "train.txt": ("https://example.invalid", None),
+        "test.txt": (f"file://{root}/test.txt", None),
     }
     monkeypatch.setattr(files, "SOURCES", sources)
     folder = tmp_path / "new" / "data"
