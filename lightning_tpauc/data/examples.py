@@ -273,7 +273,7 @@ def _without_numbers(table: Any) -> str:
 
 
 def _numbers_of_table(table: Any) -> NDArray[Any]:
-    array = table.to_numpy()
+    array: NDArray[Any] = table.to_numpy()
     if array.dtype.kind == "O":  # columns of several kinds, which all fit into float64
         array = table.to_numpy(dtype=np.float64, na_value=np.nan)
     # a table of whole numbers alone is one of numbers, too; what is looked up by number comes as an array

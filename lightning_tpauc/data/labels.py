@@ -162,7 +162,7 @@ def stored_values(dataset: Any, keys: Sequence[str] | None = None) -> Any:
         columns = [stored_values(dataset, [key]) for key in keys]
         return None if any(column is None for column in columns) else np.stack([as_array(c) for c in columns], axis=1)
     for attribute in keys or NAMES:
-        found = getattr(dataset, attribute, None)
+        found: Any = getattr(dataset, attribute, None)
         is_array = isinstance(found, (list, tuple)) or hasattr(found, "to_numpy") or getattr(found, "ndim", 0)
         # `y` of a data set of graphs may hold one value per node.
         if is_array and len(found) == len(dataset):
@@ -179,13 +179,11 @@ def label_names(dataset: Any, targets: Any, count: int) -> tuple[str, ...]:
     Labels without names are called by their numbers.
     """
     keys = label_keys(targets)
-    found: Any = getattr(targets, "columns", keys if keys is not None and len(keys) > 1 else None)
-    while found is None and isinstance(dataset, (Subset, ConcatDataset)):
+    while isinstance(dataset, (Subset, ConcatDataset)):
         dataset = dataset.dataset if isinstance(dataset, Subset) else dataset.datasets[0]
-    if found is None:
-        tables = [getattr(dataset, name, None) for name in keys or NAMES]
-        of_table = next((table.columns for table in tables if hasattr(table, "columns")), None)
-        found = getattr(dataset, "label_names", None) if of_table is None else of_table
+    places: list[Any] = [targets, *(getattr(dataset, name, None) for name in keys or NAMES)]
+    tables = (place.columns for place in places if hasattr(place, "columns"))
+    found: Any = keys if keys and len(keys) > 1 else next(tables, getattr(dataset, "label_names", None))
     return tuple(map(str, range(count) if found is None or len(found) != count else found))
 
 
@@ -246,7 +244,8 @@ def _as_numbers(values: NDArray[Any]) -> NDArray[Any]:
 def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:
     """Which entries are nan, None, or pandas' NA, which has no truth value, or NaT."""
     if values.dtype.kind != "O":
-        return values != values
+        unequal: NDArray[np.bool_] = values != values
+        return unequal
     missing = [v is None or type(v).__name__ == "NAType" or bool(v != v) for v in values.ravel().tolist()]
     return np.array(missing, dtype=bool).reshape(values.shape)
 

@@ -121,7 +121,8 @@ class SMILESDataModule(GivenSplitDataModule):
         #: What was read, after ``setup``.
         self.molecules: GraphDataset | None = None
         check_choice(split, "split", ("scaffold", "random"))
-        if len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1.0) > 1e-6:
+        shares: Sequence[float] = fractions
+        if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1.0) > 1e-6:
             msg = f"Expected `fractions` to be three numbers >= 0 that add up to 1, but got {tuple(fractions)!r}."
             raise ArgumentError(msg)
 

@@ -95,12 +95,11 @@ class Examples:
         known: tuple[str, ...] | None = None,
     ) -> None:
         self.part, self.name, trains = part, f"{part}_dataset", part == "train"
+        # Names hold for all data sets, values for one of them.
+        holds = {"targets": trains or not are_labels(given.targets), "ids": has_ids}
+        said = {a: v if isinstance(v, str) or holds.get(a, trains) else None for a, v in given._asdict().items()}
         #: What is said of the rows of this data set: values, or names under which it or its items hold them.
-        self.given = Given(
-            given.targets if trains or not are_labels(given.targets) else None,
-            *(value if trains or isinstance(value, str) else None for value in given[1:3]),
-            given.ids if has_ids or isinstance(given.ids, str) else None,
-        )
+        self.given = Given(**said)
         x, y = raw if isinstance(raw, (tuple, list)) and len(raw) == 2 else (raw, None)
         if is_table(x):
             x, y = self._without_named_columns(x, y, given)
@@ -217,7 +216,8 @@ class Examples:
 def _tells(x: NDArray[Any], labels: NDArray[np.int8]) -> NDArray[np.bool_]:
     """Which columns have one number where labels are 1, and another one where they are 0."""
     pos, neg = x[labels == 1], x[labels == 0]
-    return (pos == pos[0]).all(axis=0) & (neg == neg[0]).all(axis=0) & (pos[0] != neg[0])
+    tell: NDArray[np.bool_] = (pos == pos[0]).all(axis=0) & (neg == neg[0]).all(axis=0) & (pos[0] != neg[0])
+    return tell
 
 
 def named_columns(given: Any, table: Any) -> list[Any]:
