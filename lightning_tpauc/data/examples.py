@@ -518,20 +518,11 @@ class _FetchItems:
         return self.collated(items + others, step, rows)
 
     def items(self, rows: list[int], step: int) -> list[Any]:
-        if self.reads_batches:
-            with seeded_items(self.seed, step) as reseed:
-                reseed(rows[0])
-                items = list(self.dataset.__getitems__(rows))
-        else:
-            items = self.reader.read(self.dataset.__getitem__, rows, step)
-        if any(item is None for item in items):
-            row = next(row for row, item in zip(rows, items, strict=False) if item is None)
-            msg = (
-                f"Expected {len(rows)} items, but item {row} is None. Leave such rows out before, for instance with "
-                "torch.utils.data.Subset: a `collate_fn` may not drop or replace them."
-            )
-            raise DataError(msg)
-        return items
+        if not self.reads_batches:
+            return self.reader.read(self.dataset.__getitem__, rows, step)
+        with seeded_items(self.seed, step) as reseed:
+            reseed(rows[0])
+            return list(self.dataset.__getitems__(rows))
 
     def collated(self, items: list[Any], step: int, rows: Indices | None) -> Any:
         """Call the user's ``collate_fn``. Random numbers that it draws depend on the step and the rows alone."""
