@@ -67,9 +67,8 @@ def starts_processes(trainer: Trainer) -> bool:
 def destroy_group_at_exit() -> None:
     """Destroy the process group before the interpreter shuts down, as Lightning does for NCCL only.
 
-    A thread of Gloo that still holds a tensor of the last collective would abort the process (SIGABRT) when it frees
-    it during the shutdown: https://github.com/pytorch/pytorch/pull/179291. On a rank that failed, destroying waits for
-    the other ranks, so it is given up after five seconds.
+    A thread of Gloo would abort the process (SIGABRT): https://github.com/pytorch/pytorch/pull/179291. On a rank that
+    failed, destroying waits for the other ranks, so it is given up after five seconds.
     """
 
     def destroy() -> None:
@@ -82,11 +81,7 @@ def destroy_group_at_exit() -> None:
 
 
 def split_scores(scores: Tensor, sizes: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Cut joint scores into positives, negatives and dual negatives.
-
-    Raises:
-        ArgumentError: if the number of scores is not the sum of the sizes.
-    """
+    """Cut joint scores into positives, negatives and dual negatives; :class:`ArgumentError` if they are too few."""
     if scores.ndim != 1 or scores.numel() != sum(sizes):
         msg = (
             f"Expected one score per example, shape ({sum(sizes)},) for {sizes[0]} positives, {sizes[1]} negatives and "
@@ -115,7 +110,7 @@ def gather_scores(
     if world == 1:
         return GatheredScores(pos, neg, dual, index, masks)
     sizes = pos.shape[-1], neg.shape[-1], dual.shape[-1]
-    shares = _exchange_sizes(sizes, pos.device) if shares is None else shares
+    shares = tuple(gather_objects(sizes)) if shares is None else shares
     if len(shares) != world or shares[rank()] != sizes:
         msg = (
             f"Expected `shares` to hold the sizes of {world} ranks with {sizes} at rank {rank()}, but got {shares}: "
@@ -138,18 +133,8 @@ def gather_scores(
     return GatheredScores(every[0], every[1], every[2], placed[0].clamp_min(0), masks)
 
 
-def gather_variable(values: Tensor) -> list[Tensor]:
-    """Tensors of all ranks, of any size; not differentiable, not for training steps."""
-    return [values] if world_size() == 1 else [part.to(values.device) for part in gather_objects(values.detach().cpu())]
-
-
 def gather_objects(own: Any, *, alone: bool = False) -> list[Any]:
-    """Picklable objects of all ranks, in rank order; a collective.
-
-    Args:
-        own: this rank's object.
-        alone: the other ranks may not take part, as when a failed run is saved: the list holds this rank's object only.
-    """
+    """Picklable objects of all ranks, in rank order; a collective, unless this rank does it ``alone``."""
     if world_size() == 1 or alone:
         return [own]
     objects: list[Any] = [None] * world_size()
@@ -177,10 +162,7 @@ class _Joint(torch.autograd.Function):
 
 
 def _exchange(scores: Tensor, places: Tensor, shares: Shares) -> tuple[Tensor, Tensor]:
-    """Scores and places of all ranks, class after class, by one collective.
-
-    Both travel as raw 32-bit words, padded to the largest share.
-    """
+    """Scores and places of all ranks, class after class, by one collective of 32-bit words, padded to equal length."""
     kinds = scores, places
     per_example = [math.prod(kind.shape[1:]) * kind.element_size() // 4 for kind in kinds]
     message = torch.cat([_words(kind) for kind in kinds])
@@ -204,12 +186,6 @@ def _words(tensor: Tensor) -> Tensor:
     # a fresh copy: tensors of one entry count as contiguous with any stride, and view() looks at the stride
     copied = torch.empty_like(tensor, memory_format=torch.contiguous_format).copy_(tensor)
     return copied.view(-1).view(torch.int32)
-
-
-def _exchange_sizes(sizes: tuple[int, int, int], device: torch.device) -> Shares:
-    received = torch.empty(3 * world_size(), dtype=torch.int64, device=device)
-    _all_gather(received, torch.tensor(sizes, device=device))
-    return tuple((int(p), int(n), int(d)) for p, n, d in received.view(-1, 3).tolist())
 
 
 def prebuild_ddp_buckets(trainer: Trainer) -> None:

@@ -23,18 +23,7 @@ from lightning_tpauc.distributed import GatheredScores, assign, gather_scores
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import as_index, check_choice, check_count, require_range
 from lightning_tpauc.functional.pairwise import common_dtype
-from lightning_tpauc.lightning_fixes.checkpoint_files import (
-    explained_reading,
-    load_state,
-    own_names,
-    use_atomic_files,
-)
-from lightning_tpauc.lightning_fixes.unsupported import (
-    check_order,
-    refuse_taken,
-    refuse_unsupported,
-    say_replaced,
-)
+from lightning_tpauc.lightning_fixes import checkpoint_files, unsupported
 from lightning_tpauc.metrics.reporting import FurtherMetrics, Report
 from lightning_tpauc.scoring.forward import (
     ScoringModel,
@@ -45,15 +34,7 @@ from lightning_tpauc.scoring.forward import (
     shaped_scores,
 )
 from lightning_tpauc.scoring.labels import check_label_settings, inputs_to_predict, known_layout
-from lightning_tpauc.training.checkpoint import (
-    STEP,
-    give_back,
-    own_random_state,
-    prepare_loading,
-    save_cli_hyperparameters,
-    take_back,
-)
-from lightning_tpauc.training.checkpoint import save as save_checkpoint
+from lightning_tpauc.training import checkpoint as saved_training
 from lightning_tpauc.training.guards import warn_of_activation
 from lightning_tpauc.training.optimizer import LinearWarmup, keep_monitors, make_optimizer, step_schedulers, warms_up
 from lightning_tpauc.training.stages import needed_callbacks
@@ -130,7 +111,7 @@ class TPAUCModule(ScoringModel):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        check_order(cls, TPAUCModule)
+        unsupported.check_order(cls, TPAUCModule)
 
     def __init__(
         self,
@@ -190,14 +171,14 @@ class TPAUCModule(ScoringModel):
             "_reported": Report(rectangles, log_objective, metrics),
             **({"backbone": backbone} if backbone is not None else {}),
         }
-        refuse_taken(self, (*ours, "operating_point", "threshold"))
+        unsupported.refuse_taken(self, (*ours, "operating_point", "threshold"))
         self.automatic_optimization = False
         for name, value in ours.items():
             setattr(self, name, value)
         self.register_load_state_dict_pre_hook(_accept)  # type: ignore[no-untyped-call]  # torch leaves them untyped
-        self.register_state_dict_post_hook(give_back)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(take_back)  # type: ignore[no-untyped-call]
-        save_cli_hyperparameters(self)
+        self.register_state_dict_post_hook(saved_training.give_back)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(saved_training.take_back)  # type: ignore[no-untyped-call]
+        saved_training.save_cli_hyperparameters(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         # nn.Module looks for parameters, modules and buffers in whatever is assigned, and Lightning assigns the name of
@@ -350,11 +331,7 @@ class TPAUCModule(ScoringModel):
             return cast(Tensor, loss + further)
 
     def _previous_scores(self, batch: PosNegBatch) -> PreviousScores | None:
-        """Scores of ``batch`` under the weights before the last update, for algorithms that need them.
-
-        ``None`` before the first step. For a recursive method this also leaves the gradients of
-        :meth:`RecursiveAlgorithm.previous_loss` in the parameters, to which the step's own are then added.
-        """
+        """Scores of ``batch`` before the last update, if needed; a recursive method's gradients as well."""
         previous, algorithm = self.training_state.previous, self.algorithm
         if not previous.weights:
             return None
@@ -486,7 +463,7 @@ class TPAUCModule(ScoringModel):
     def on_validation_model_zero_grad(self) -> None:
         """Note the random state before the validation's loader begins, which takes some of its numbers."""
         super().on_validation_model_zero_grad()
-        self.training_state.random_before_validation = own_random_state()
+        self.training_state.random_before_validation = saved_training.own_random_state()
 
     # ---------------------------------------------------------------- callbacks and checkpoints
 
@@ -497,17 +474,17 @@ class TPAUCModule(ScoringModel):
         if self.training_state.phase is Phase.LOADED:  # of a run that failed before its training started
             self.training_state.forget()
         _compile_model_alone(self)
-        refuse_unsupported(self.trainer, given)
-        say_replaced(type(self), TPAUCModule)
-        use_atomic_files(self.trainer)
+        unsupported.refuse_unsupported(self.trainer, given)
+        unsupported.say_replaced(type(self), TPAUCModule)
+        checkpoint_files.use_atomic_files(self.trainer)
         present: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]  # Trainer sets it at run time
         return [*given, *needed_callbacks([*present, *given])]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save the evaluation weights as ``state_dict``, and beside them all that training remembers."""
         super().on_save_checkpoint(checkpoint)
-        if STEP not in checkpoint:  # weights alone, for which no callback is asked
-            save_checkpoint(self, checkpoint)
+        if saved_training.STEP not in checkpoint:  # weights alone, for which no callback is asked
+            saved_training.save(self, checkpoint)
 
     @_restricted_classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
@@ -516,7 +493,7 @@ class TPAUCModule(ScoringModel):
         Raises:
             CheckpointError: if the file is damaged or no checkpoint, or its weights do not fit.
         """
-        with explained_reading(checkpoint_path, kwargs.get("weights_only")):
+        with checkpoint_files.explained_reading(checkpoint_path, kwargs.get("weights_only")):
             return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -530,12 +507,12 @@ class TPAUCModule(ScoringModel):
         if trainer is not None and isinstance(trainer.precision_plugin, DoublePrecision):
             trainer.precision_plugin.convert_module(self)  # Lightning does so afterwards: weights would be rounded
         load = super().load_state_dict
-        return load_state(self, lambda: load(state_dict, strict=strict, assign=assign))
+        return checkpoint_files.load_state(self, lambda: load(state_dict, strict=strict, assign=assign))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check that the checkpoint fits; the state of a run to resume is restored when training starts."""
         super().on_load_checkpoint(checkpoint)
-        prepare_loading(self, checkpoint)
+        saved_training.prepare_loading(self, checkpoint)
         self._awaits_weights = True  # which Lightning loads next
 
 
@@ -571,7 +548,7 @@ def _accept(module: TPAUCModule, state: dict[str, Any], prefix: str, *_: Any) ->
         )
         raise ArgumentError(msg)
     ours = {name.removeprefix(prefix): state.pop(name) for name in list(state) if name.startswith(prefix)}
-    state.update({prefix + name: value for name, value in own_names(module, ours).items()})
+    state.update({prefix + name: value for name, value in checkpoint_files.own_names(module, ours).items()})
 
 
 def _compile_model_alone(module: LightningModule) -> None:

@@ -38,7 +38,6 @@ from lightning_tpauc.comparison.training import Run, Setup, as_list
 from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.errors import ArgumentError, TPAUCError, TPAUCWarning
 from lightning_tpauc.lightning_fixes.checkpoint_files import AtomicCheckpointIO
-from lightning_tpauc.lightning_fixes.unsupported import refuse_strategy_name
 from lightning_tpauc.metrics.figures import ROCFigure
 from lightning_tpauc.module import TPAUCModule
 from lightning_tpauc.scoring.evaluation import DecisionThreshold
@@ -339,7 +338,6 @@ class TPAUCCLI(LightningCLI):
 
     @override
     def before_instantiate_classes(self) -> None:
-        refuse_strategy_name((self.config[self.subcommand] if self.subcommand else self.config).trainer.strategy)
         if self.subcommand != "fit":
             # ModelCheckpoint says so about its own bookkeeping, which only training goes on with.
             warnings.filterwarnings("ignore", message="The dirpath has changed from")

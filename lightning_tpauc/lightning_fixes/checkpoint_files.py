@@ -57,14 +57,7 @@ def make_plain(checkpoint: dict[str, Any]) -> None:
 
 
 def plain(value: Any, place: str) -> Any:
-    """The plain equivalent of a value, which ``torch.load(weights_only=True)`` reads.
-
-    NumPy's numbers and arrays become numbers and tensors, paths text. Instances of subclasses of numbers, text and
-    containers become instances of the base class.
-
-    Raises:
-        CheckpointError: if the value, or something that it contains, has no plain equivalent.
-    """
+    """The plain equivalent of a value, which ``weights_only=True`` reads; :class:`CheckpointError` if none."""
     if type(value) in _READ_BACK:
         return value
     if isinstance(value, Mapping):
@@ -193,12 +186,7 @@ def explained_reading(source: Any, weights_only: bool | None) -> Iterator[None]:
 
 
 def check_file(path: str | Path) -> None:
-    """Verify the check sums of a file on a local disk, which torch does not; others are not looked at.
-
-    Raises:
-        MissingCheckpointError: if there is no such file.
-        CheckpointError: if it is a folder or damaged.
-    """
+    """Raise :class:`CheckpointError` for a local file that is missing, a folder or damaged."""
     if not _is_local(path):
         return
     if not str(path) or not Path(path).exists():  # '': `ckpt_path="best"` of a ModelCheckpoint that kept none
@@ -242,13 +230,7 @@ def _reason(error: Exception) -> str:
 
 
 def load_weights(module: nn.Module, path: str | Path) -> Mapping[str, Any]:
-    """Load the weights of another run's checkpoint, or of a ``state_dict``, into a module (fine-tuning).
-
-    A ``state_dict`` may be the module's or its ``backbone``'s. Returns what the file holds.
-
-    Raises:
-        CheckpointError: if the file can't be read or its weights do not fit the model.
-    """
+    """Load a checkpoint, or a ``state_dict`` of module or backbone, into a module; returns what the file holds."""
     start = f"`init_from={str(path)!r}` can't be used:"
     try:
         check_file(path)
@@ -281,11 +263,7 @@ def load_weights(module: nn.Module, path: str | Path) -> Mapping[str, Any]:
 
 
 def load_state(module: nn.Module, load: Callable[[], Any]) -> Any:
-    """Let torch load a ``state_dict``, and turn its error into one line.
-
-    Raises:
-        CheckpointError: if weights are missing, unknown, or of another shape.
-    """
+    """Let torch load a ``state_dict``, and make one line, a :class:`CheckpointError`, of its error."""
     try:
         return load()
     except RuntimeError as error:

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import (
-    BaseFinetuning,
-    BatchSizeFinder,
-    EarlyStopping,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    ModelCheckpoint,
-    ModelPruning,
-    StochasticWeightAveraging,
-    WeightAveraging,
-)
+from lightning.pytorch import callbacks as shipped
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.strategies.xla import XLAStrategy
 from lightning.pytorch.trainer.connectors.logger_connector.result import warning_cache
@@ -42,49 +31,37 @@ _STRATEGY = (
 )
 #: Below it a number is 0 in float16.
 _LEAST_FLOAT16 = 6e-8
-_NEW_TRAINER = "If a Tuner put the callback there, make a new Trainer."
 
 #: Callbacks, when they are refused (in every run, while fitting, or where weights are averaged), and why.
 _CALLBACKS: tuple[tuple[Any, str, str], ...] = (
     (
-        (StochasticWeightAveraging, WeightAveraging),
+        (shipped.StochasticWeightAveraging, shipped.WeightAveraging),
         "always",
         "the optimization is manual, and the iterates are averaged already, as StageCallback says. Remove it.",
     ),
     (
-        BaseFinetuning,
+        shipped.BaseFinetuning,
         "averages",
         "it would train weights that the average does not hold. Train twice: first with `requires_grad_(False)` on "
         "what is frozen, then everything, with the first run's checkpoint as `init_from`.",
     ),
     (
-        ModelPruning,
+        shipped.ModelPruning,
         "averages",
         "the result is an average of iterates, in which their zeros are none. Prune the trained model with "
         "`torch.nn.utils.prune`.",
     ),
     (
-        LearningRateFinder,
+        (shipped.LearningRateFinder, shipped.BatchSizeFinder),
         "fits",
-        "it looks for the rate at which the loss falls fastest, but this loss is one of weights and dual variables. "
-        f"Compare `val/tpauc` of short runs with `lr` of 1e-3, 1e-2, ... {_NEW_TRAINER}",
-    ),
-    (
-        BatchSizeFinder,
-        "fits",
-        "it looks for `batch_size`, but a batch has `num_pos`, `num_neg` and `num_dual_neg` examples. Raise those of "
-        f"the data module until the memory is full. {_NEW_TRAINER}",
+        "neither `batch_size` nor how fast the loss falls decides here. Compare `val/tpauc` of short runs with `lr` of "
+        "1e-3, 1e-2, ..., raise `num_pos` and `num_neg`, and make a new Trainer if a Tuner put the callback there.",
     ),
 )
 
 
 def refuse_unsupported(trainer: Trainer, further: Iterable[Callback] = ()) -> None:
-    """Check the Trainer, before Lightning's own checks do, whose advice does not fit here.
-
-    Raises:
-        UnsupportedError: with the reason and the remedy.
-        ArgumentError: if a callback waits for a metric to get worse.
-    """
+    """Check the Trainer, before Lightning's own checks do, whose advice does not fit here."""
     strategy, clip, accumulate = trainer.strategy, trainer.gradient_clip_val, trainer.accumulate_grad_batches
     callbacks: list[Any] = [*trainer.callbacks, *further]  # type: ignore[attr-defined]  # set in Trainer.__init__
     for part in (getattr(trainer, "datamodule", None), *callbacks):
@@ -111,8 +88,11 @@ def refuse_unsupported(trainer: Trainer, further: Iterable[Callback] = ()) -> No
             msg = f"{what} can't work here: {reason}"
             raise UnsupportedError(msg)
     for callback in callbacks:
-        if isinstance(callback, (EarlyStopping, ModelCheckpoint)) and trainer.state.fn == TrainerFn.FITTING:
-            _refuse_wrong_mode(callback)
+        if (
+            isinstance(callback, (shipped.EarlyStopping, shipped.ModelCheckpoint))
+            and trainer.state.fn == TrainerFn.FITTING
+        ):
+            refuse_wrong_mode(callback)
 
 
 def _reasons(trainer: Trainer, callback: Callback) -> list[str]:
@@ -121,9 +101,9 @@ def _reasons(trainer: Trainer, callback: Callback) -> list[str]:
     keeps = algorithm.averages_iterates or algorithm.has_stages or algorithm.needs_previous
     now = {"always": True, "fits": fits, "averages": fits and keeps}
     reasons = [reason for kind, when, reason in _CALLBACKS if now[when] and isinstance(callback, kind)]
-    if isinstance(callback, GradientAccumulationScheduler) and callback.going_to_accumulate_grad_batches():
+    if isinstance(callback, shipped.GradientAccumulationScheduler) and callback.going_to_accumulate_grad_batches():
         reasons.append(_ACCUMULATION)
-    if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
+    if isinstance(callback, shipped.ModelCheckpoint) and callback._train_time_interval is not None:
         reasons.append(
             "`train_time_interval` never saves under manual optimization. Pass `every_n_train_steps` or "
             "`every_n_epochs`."
@@ -143,34 +123,20 @@ def refuse_vanishing_eps(trainer: Trainer) -> None:
         raise UnsupportedError(msg)
 
 
-def refuse_strategy_name(name: object) -> None:
-    """Refuse a strategy by its name, before Lightning builds it and asks for a device or a package that it needs.
-
-    Raises:
-        UnsupportedError: with the reason and the remedy.
-    """
-    if isinstance(name, str) and re.match("fsdp|deepspeed|xla", name):
-        msg = f"strategy={name!r} can't work here: {_STRATEGY}"
-        raise UnsupportedError(msg)
-
-
-def _refuse_wrong_mode(callback: EarlyStopping | ModelCheckpoint) -> None:
-    better = better_mode(callback.monitor) if callback.monitor is not None else None
-    if better is not None and callback.mode != better:
+def refuse_wrong_mode(follower: Any) -> None:
+    """Raise :class:`ArgumentError` if a callback or a scheduler would take the worst value for the best."""
+    better = better_mode(follower.monitor) if follower.monitor is not None else None
+    if better is not None and follower.mode != better:
         worst = {"max": "smallest", "min": "largest"}[better]
         msg = (
-            f"{type(callback).__name__}(monitor={callback.monitor!r}) has `mode={callback.mode!r}` and would take the "
+            f"{type(follower).__name__}(monitor={follower.monitor!r}) has `mode={follower.mode!r}` and would take the "
             f"{worst} value for the best; pass `mode={better!r}`."
         )
         raise ArgumentError(msg)
 
 
 def log_replicated(module: LightningModule, name: str, value: Tensor, *, prog_bar: bool = False) -> None:
-    """Log a value that is the same on all ranks.
-
-    Lightning advises to average logged values over ranks, once for each name. Here that would cost a collective and
-    gain nothing.
-    """
+    """Log a value that is the same on all ranks, without Lightning's advice to average it over ranks."""
     warning_cache.add(
         f"It is recommended to use `self.log({name!r}, ..., sync_dist=True)` when logging on epoch level in "
         "distributed setting to accumulate the metric across devices."

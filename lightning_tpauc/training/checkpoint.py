@@ -31,7 +31,6 @@ from lightning_tpauc.distributed import gather_objects, rank, reshard, starts_pr
 from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.lightning_fixes.checkpoint_files import make_plain
-from lightning_tpauc.lightning_fixes.resuming import amid_validation, continue_loops, mark_validation_pending
 from lightning_tpauc.scoring.evaluation import recorded_point
 from lightning_tpauc.scoring.forward import ScoringModel
 from lightning_tpauc.scoring.labels import Labels, by_position, listed
@@ -67,12 +66,7 @@ class SavesTraining(Callback):
 
 
 def save(module: ScoringModel, checkpoint: dict[str, Any], trainer: Trainer | None = None) -> None:
-    """Fill ``checkpoint``, which ``trainer`` saves; runs on all ranks. The module may have another Trainer since then.
-
-    Raises:
-        NonFiniteError: if the weights or the state are not finite, so that no good checkpoint is overwritten.
-        CheckpointError: if a signal asks for it during a step of several ranks, or if an entry could not be read back.
-    """
+    """Fill ``checkpoint``, which ``trainer`` saves, on all ranks; the module may have another Trainer by now."""
     state, algorithm, trainer = module.training_state, module.algorithm, trainer or module.trainer
     leave_out_objects(checkpoint)
     _save_description(module, checkpoint)
@@ -155,12 +149,7 @@ def _negatives(trainer: Trainer, batches_seen: int, *, alone: bool) -> list[Any]
 
 
 def prepare_loading(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
-    """Keep what a loaded checkpoint holds beside the weights; reading it twice is as good as once.
-
-    Raises:
-        CheckpointError: if training is to resume from it, and it holds weights alone or has other options of the
-            optimizer or the schedule; or if it is to be evaluated on other labels.
-    """
+    """Keep what a loaded checkpoint holds beside the weights; reading it twice is as good as once."""
     entry: dict[str, Any] | None = checkpoint.get(KEY)
     trainer = module._trainer
     resumes = trainer is not None and trainer.state.fn == TrainerFn.FITTING
@@ -215,11 +204,7 @@ def _take_layout(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
 
 
 def restore(module: ScoringModel) -> None:
-    """Put back what :func:`save` wrote, when training starts and everything is allocated.
-
-    Raises:
-        CheckpointError: if the checkpoint belongs to another algorithm or other data.
-    """
+    """Put back what :func:`save` wrote, when training starts and everything is allocated."""
     state, algorithm, trainer = module.training_state, module.algorithm, module.trainer
     entry, state.restored, state.phase = state.restored, None, Phase.BETWEEN_STEPS
     _check_same_run(entry["run"], state.run or {})
@@ -276,6 +261,98 @@ def _check_same_run(written: dict[str, Any], now: dict[str, Any]) -> None:
             "those of all processes together), and will not end as that run would have.",
             category=TPAUCWarning,
         )
+
+
+# ---------------------------------------------------------------- Lightning's loops, exactly where they were
+
+# Lightning writes some checkpoints in the middle of its bookkeeping: after a batch's step but before its validation, or
+# after an epoch's batches but before the epoch's end. What follows corrects what is saved and what is resumed.
+
+
+def mark_validation_pending(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    """Mark in a checkpoint that a validation follows, or was interrupted, so that a resumed run does it.
+
+    ``ModelCheckpoint(every_n_train_steps=...)`` saves a batch before the validation and the epoch's end that follow it,
+    and Lightning resumes after them: the validation of a run that was killed then would be lost. The Trainer's own
+    counters do not change.
+    """
+    loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
+    state: dict[str, Any] = checkpoint["loops"]["fit_loop"]
+    epoch: Any = trainer.fit_loop.epoch_progress.current
+    batch: Any = loop.batch_progress.current
+    if trainer.training and epoch.started == epoch.processed == epoch.completed == epoch.ready - 1 >= 1:
+        # between two epochs a signal may ask for a checkpoint: Lightning would count the next one as finished
+        for counters in _counters(state["epoch_progress"]):
+            counters["ready"] = counters["processed"]
+            counters["completed"] = counters["processed"] - 1
+    if trainer.training and batch.processed == batch.ready - 1:
+        # amid a step: the resumed run takes this batch again, but Lightning would count it twice
+        state["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
+    if amid_validation(trainer):
+        _take_up_validation(state)
+    if not trainer.training or not batch.completed == batch.processed - 1 == batch.ready - 1 or fetcher is None:
+        return
+    # A run that is asked to stop validates at once, but the resumed run is not asked to stop.
+    stops, trainer.should_stop = trainer.should_stop, False
+    validation_due = bool(trainer.enable_validation and loop._should_check_val_fx(fetcher))
+    trainer.should_stop = stops
+    if validation_due or loop._num_ready_batches_reached():
+        for counters in _counters(state["epoch_loop.batch_progress"]):
+            counters["completed"] = counters["processed"]
+        if validation_due:
+            _take_up_validation(state)
+        else:  # nothing is pending, so Lightning does not count the batch again when it resumes
+            state["epoch_loop.state_dict"]["_batches_that_stepped"] += 1
+
+
+def continue_loops(trainer: Trainer) -> None:
+    """Correct Lightning's counters of a resumed run, when training starts and before the first epoch."""
+    loop, fetcher = trainer.fit_loop, trainer.fit_loop._data_fetcher
+    if fetcher is None:  # the run is over: there is nothing to resume
+        return
+    batches: Any = loop.epoch_loop.batch_progress
+    if batches.total.ready == 0:
+        loop.epoch_loop.restarting = False  # nothing was trained: Lightning would count a batch that it does not take
+    if batches.total.ready == batches.total.processed + 1:  # the resumed run takes this batch again
+        batches.total.ready = batches.total.started = batches.total.processed
+    if loop.restarted_on_epoch_start:
+        # Lightning forgets that this epoch began and does not count it again, so later checkpoints would be misread.
+        epochs: Any = loop.epoch_progress.current
+        epochs.ready = epochs.completed + 1
+    if loop.restarted_on_epoch_end:
+        # With `max_steps` Lightning believes that the epoch is unfinished. It would run the epoch's end again, count
+        # the epoch twice, and so stop an epoch early if `max_epochs` is set as well.
+        loop.epoch_progress.increment_completed()
+        for inner in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):
+            inner._restarting = False
+            inner.reset_restart_stage()
+    complete = loop.epoch_loop.restarting and batches.current.ready == batches.current.completed > 0
+    if complete and loop.epoch_loop._num_ready_batches_reached():
+        # Lightning would ask for another batch, and there is one if `limit_train_batches` cuts the epoch short.
+        fetcher.done = True
+        fetcher.batches = []  # type: ignore[attr-defined]  # fetched ahead, where the length is unknown
+
+
+def _take_up_validation(state: dict[str, Any]) -> None:
+    """Write into saved counters that a validation was interrupted at its first batch."""
+    validation = state["epoch_loop.val_loop.batch_progress"]
+    validation["is_last_batch"] = False
+    validation["current"] = dict.fromkeys(validation["current"], 0)
+    for counters in _counters(validation):
+        counters["processed"] = counters["completed"]
+        counters["ready"] = counters["started"] = counters["completed"] + 1
+
+
+def amid_validation(trainer: Trainer) -> bool:
+    """Whether a validation of the training has begun and has not logged its results yet."""
+    loop = trainer.fit_loop.epoch_loop.val_loop
+    progress: Any = loop.batch_progress.current
+    over = loop.batch_progress.is_last_batch and progress.completed == progress.ready and not loop._logged_outputs
+    return bool(trainer.validating and trainer.state.fn == TrainerFn.FITTING and not over)
+
+
+def _counters(progress: dict[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
+    return progress["total"], progress["current"]
 
 
 # ---------------------------------------------------------------- the random state of a process
@@ -342,11 +419,7 @@ def take_back(module: ScoringModel, state: dict[str, Any], prefix: str, *_: Any)
 
 
 def save_cli_hyperparameters(module: LightningModule) -> None:
-    """Keep the configuration that LightningCLI built the module from, so that ``load_from_checkpoint`` can rebuild it.
-
-    Outside the command line nothing is saved: modules and optimizer factories are no hyperparameters, and a subclass
-    saves its own with ``self.save_hyperparameters()``.
-    """
+    """Keep what LightningCLI built the module from, so that ``load_from_checkpoint`` can rebuild it."""
     given = getattr(hparams_mixin, "_given_hyperparameters", None)
     if given is not None and given.get() is not None:
         module.save_hyperparameters()
@@ -387,11 +460,10 @@ def check_savable(trainer: Trainer) -> None:
 
 
 def leave_out_objects(checkpoint: dict[str, Any]) -> None:
-    """Leave out hyperparameters that are objects: ``weights_only=True`` could not read a file that holds them.
+    """Leave out hyperparameters that are objects or functions, which ``weights_only=True`` could not read.
 
-    ``save_hyperparameters()`` of a subclass, or of a class mixed in, collects our arguments with its own. A backbone's
-    weights are in ``state_dict``. The user passes such arguments again to ``load_from_checkpoint``. A function or class
-    is warned of, since the default in its place may compute something else; not one that makes the optimizer.
+    The user passes them again to ``load_from_checkpoint``. A function is warned of, since the default in its place may
+    compute something else; not one that makes the optimizer.
     """
     for key in ("hyper_parameters", "datamodule_hyper_parameters"):
         given = checkpoint.get(key) or {}

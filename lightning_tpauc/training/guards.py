@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable
 from statistics import fmean
 from typing import Any, Literal
@@ -30,35 +29,6 @@ _FEWEST = 4
 _WIDE = 100.0
 #: A column so far from 0, in its standard deviations, is nearly a constant to the model.
 _FAR = 20.0
-
-
-def few_pairs(kind: Literal["positives", "negatives"], bound: float, count: int, most: float) -> str | None:
-    """Advice if the rectangle holds too few examples of a batch; ``None`` if it holds enough.
-
-    Args:
-        kind: which class.
-        bound: ``min_tpr`` or ``max_fpr``.
-        count: how many a step has, over all ranks.
-        most: how many a step could have, since the training set has no more; infinite for a stream.
-
-    Example:
-        >>> few_pairs("positives", 0.8, 32, 90) is None
-        True
-        >>> few_pairs("positives", 0.8, 8, 90)
-        'Only 1.6 of the 8 positives a step lie in the rectangle with min_tpr=0.8: raise `num_pos` to 20 or more.'
-    """
-    name, argument, share = (
-        ("min_tpr", "num_pos", 1.0 - bound) if kind == "positives" else ("max_fpr", "num_neg", bound)
-    )
-    needed = math.ceil(_FEWEST / share - 1e-9)  # 1 - 0.8 is 0.199999...
-    if count >= needed:
-        return None
-    where, remedy = "a step", f"raise `{argument}` to {needed} or more"
-    if needed > most:
-        where, count, remedy = "to train on", int(most), f"ask for a larger rectangle, or train on more {kind}"
-    return (
-        f"Only {share * count:.2g} of the {count} {kind} {where} lie in the rectangle with {name}={bound:g}: {remedy}."
-    )
 
 
 def uneven_columns(inputs: Any, model: nn.Module) -> str | None:
@@ -101,8 +71,18 @@ def look_at_rectangle(algorithm: Algorithm, trainer: Trainer) -> None:
     plans: Any = getattr(trainer.train_dataloader, "batch_plans", None)
     if algorithm.can_shrink_rectangle and algorithm.task_sizes is None and hasattr(plans, "most_positives"):
         sizes = plans.global_sizes(trainer.world_size)
-        few = few_pairs("positives", low, sizes.num_pos, plans.most_positives)
-        advise(few or few_pairs("negatives", high, sizes.num_neg, len(plans.negatives) or math.inf))
+        classes = (
+            ("positives", sizes.num_pos, 1.0 - low, f"min_tpr={low:g}", "num_pos"),
+            ("negatives", sizes.num_neg, high, f"max_fpr={high:g}", "num_neg"),
+        )
+        for kind, count, share, bound, argument in classes:
+            needed = math.ceil(_FEWEST / share - 1e-9)  # 1 - 0.8 is 0.199999...
+            if count < needed:
+                advise(
+                    f"Only {share * count:.2g} of the {count} {kind} a step lie in the rectangle with {bound}: raise "
+                    f"`{argument}` to {needed} or more, if there are so many, or ask for a larger rectangle."
+                )
+                break
     if 0.0 < low <= 0.2 and 0.8 <= high < 1.0:
         advise(
             f"min_tpr={low:g} and max_fpr={high:g} demand little: to find {low:g} of the positives with false alarms "
@@ -136,7 +116,12 @@ class LossWatch:
         A model that is good on its training data has learnt them by heart. Its growing scores make a few validation
         pairs expensive, which is no fault of the learning rate.
         """
-        validated, training = losses_of(module)
+        algorithm = module.algorithm
+        labels = zip(module.training_state.held_out_ratios, count_in_loss(algorithm.tasks), strict=False)
+        known = [ratios[0] for ratios, counted in labels if counted and not math.isnan(ratios[0])]
+        validated, training = fmean(known) if known else math.nan, math.nan
+        if hasattr(algorithm, "surrogate") and hasattr(algorithm, "loss_unit"):  # of the hardest negatives; 0: unknown
+            training = float(algorithm.loss_unit.mean() / algorithm.surrogate.value(torch.zeros(()))) or math.nan
         constant = validated >= 1.0 and not training < 1.0
         exploded = at_end and (training >= _EXPLODED or (constant and self._highest >= _EXPLODED))
         if (exploded or (constant and self._lowest < _GOOD)) and not self._has_warned:
@@ -148,19 +133,6 @@ class LossWatch:
             )
         self._lowest = min(self._lowest, math.inf if math.isnan(validated) else validated)
         self._highest = max(self._highest, 0.0 if math.isnan(training) else training)
-
-
-def losses_of(module: ScoringModel) -> tuple[float, float]:
-    """Loss of all pairs of the last validation, and of the last steps' hardest negatives, divided by l(0), or nan."""
-    algorithm = module.algorithm
-    labels = zip(module.training_state.held_out_ratios, count_in_loss(algorithm.tasks), strict=False)
-    known = [ratios[0] for ratios, counted in labels if counted and not math.isnan(ratios[0])]
-    validated = fmean(known) if known else math.nan
-    surrogate, unit = getattr(algorithm, "surrogate", None), getattr(algorithm, "loss_unit", None)
-    if surrogate is None or unit is None:
-        return validated, math.nan
-    loss, constant = float(unit.mean()), float(surrogate.value(torch.zeros(())))
-    return validated, loss / constant if loss > 0.0 and constant > 0.0 else math.nan  # 0 where nothing is measured
 
 
 def say_which_weights(module: ScoringModel) -> None:
@@ -197,22 +169,16 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def require_agreement(describe: Callable[[], dict[str, Any]]) -> None:
-    """Compare the descriptions of all ranks; a collective.
-
-    A difference would mix validation rows into training, or leave a rank waiting for batches that another one lacks.
-    """
+    """Compare the descriptions of all ranks, which would otherwise wait for each other; a collective."""
     if world_size() == 1:
         return
     own = {name: _ADDRESS.sub("", repr(value)) for name, value in describe().items()}
     said: list[dict[str, str]] = gather_objects(own)
     differing = []
     for name in own:
-        ranks: dict[str | None, list[str]] = defaultdict(list)
-        for rank, found in enumerate(said):
-            ranks[found.get(name)].append(str(rank))
-        if len(ranks) > 1:
-            shown = ", ".join(f"{value} on rank {' and '.join(who)}" for value, who in ranks.items())
-            differing.append(f"{name}: {shown}")
+        other = next((rank for rank, found in enumerate(said) if found.get(name) != said[0].get(name)), None)
+        if other is not None:
+            differing.append(f"{name}: {said[0].get(name)} on rank 0, {said[other].get(name)} on rank {other}")
     if differing:
         msg = (
             f"The processes of this run differ in what they must share: {'; '.join(differing)}. Give all of them the "

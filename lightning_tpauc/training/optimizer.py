@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import require_range
-from lightning_tpauc.metrics.reporting import better_mode, is_ours
+from lightning_tpauc.lightning_fixes.unsupported import refuse_wrong_mode
 
 #: How much shorter than Adam's a step may be.
 _MOST_DAMPING = 3.0
@@ -183,11 +183,7 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def make_optimizer(factory: Any, parameters: list[nn.Parameter], default_lr: float) -> Optimizer:
-    """The optimizer of ``factory``, or DampedAdam with learning rate ``default_lr`` if that is ``None``.
-
-    Raises:
-        ArgumentError: if ``factory`` does not map parameters to one optimizer.
-    """
+    """The optimizer that ``factory`` makes, or DampedAdam with learning rate ``default_lr`` if that is ``None``."""
     if factory is None:
         return DampedAdam(parameters, lr=default_lr)
     optimizer = factory(parameters) if callable(factory) else factory
@@ -303,37 +299,22 @@ def keep_monitors(configured: Any, monitor: str | None = None) -> Any:
     if isinstance(configured, ReduceLROnPlateau):
         scheduler: Any = configured  # LightningCLI's class has a `monitor` already
         scheduler.monitor = monitor or getattr(scheduler, "monitor", "val/tpauc")
-        better = better_mode(scheduler.monitor)
-        if better is not None and scheduler.mode != better:
-            moves = "fall" if better == "max" else "rise"
-            msg = (
-                f"ReduceLROnPlateau(mode={scheduler.mode!r}) would wait for {scheduler.monitor!r} to {moves}; pass "
-                f"`mode={better!r}`."
-            )
-            raise ArgumentError(msg)
+        refuse_wrong_mode(scheduler)
     return configured
 
 
 def prepare_schedulers(trainer: Trainer) -> None:
-    """Check, before training, that every ``ReduceLROnPlateau`` will find the metric that it follows.
+    """Check that every ``ReduceLROnPlateau`` follows something, and store the rates from before any as ``initial_lr``.
 
-    Also stores the learning rates from before any schedule as ``initial_lr``, as other schedulers do. The algorithm's
-    step sizes fall by the same factor, also in a resumed run.
+    The algorithm's step sizes fall by the same factor, also in a resumed run.
     """
     for group in trainer.optimizers[0].param_groups:
         group.setdefault("initial_lr", float(group["lr"]))
     for config in _plateaus(trainer):
-        name = getattr(config.scheduler, "monitor", None)
-        if name is None:
+        if getattr(config.scheduler, "monitor", None) is None:
             msg = (
                 "Lightning drops what a ReduceLROnPlateau follows under manual optimization: set it on the scheduler "
                 "in `configure_optimizers`, `scheduler.monitor = 'val/tpauc'`."
-            )
-            raise ArgumentError(msg)
-        if is_ours(name) and not trainer.enable_validation:
-            msg = (
-                f"ReduceLROnPlateau follows {name!r}, but this run has no validation. Give it validation data, or set "
-                "`monitor` to a metric of training such as 'train/loss'."
             )
             raise ArgumentError(msg)
 

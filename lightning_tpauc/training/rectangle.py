@@ -26,7 +26,7 @@ from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, Algorithm, TrainingS
 from lightning_tpauc.data.batch import check_training_batch
 from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
 from lightning_tpauc.data.streaming import ScoredStream, StreamedLoader
-from lightning_tpauc.distributed import GatheredScores, gather_variable
+from lightning_tpauc.distributed import GatheredScores, gather_objects
 from lightning_tpauc.errors import ArgumentError, NonFiniteError
 from lightning_tpauc.functional.staco import objective_ratio
 from lightning_tpauc.scoring.forward import ScoringModel, device_batches, evaluation_mode
@@ -134,10 +134,7 @@ class ScoreMemory:
         return self._each(_RECENT)
 
     def of_stage(self) -> list[TrainingScores] | None:
-        """Of each label, the last score of every positive and all negatives since the stage began.
-
-        ``None`` until every positive, and a negative of every label, was visited.
-        """
+        """The last score of every positive, and the stage's negatives; ``None`` until all were visited."""
         for step in self._steps:
             self._note(step)
         known = [scores for scores in self._each(self._of_stage) if scores is not None]
@@ -171,10 +168,7 @@ class ScoreMemory:
 
 
 def score_next_batches(module: ScoringModel, count: int) -> list[TrainingScores | None] | None:
-    """Scores of each label in the next training batches under the present weights, in evaluation mode; a collective.
-
-    ``None`` if the Trainer's loader can't show what comes next.
-    """
+    """Scores of each label in the next training batches, in evaluation mode, if the loader shows them; a collective."""
     loader: Any = module.trainer.train_dataloader
     if not isinstance(loader, PosNegLoader) or isinstance(loader, StreamedLoader):  # a stream may be read once only
         return None
@@ -186,13 +180,7 @@ def score_next_batches(module: ScoringModel, count: int) -> list[TrainingScores 
 
 
 def score_training_set(module: ScoringModel) -> list[TrainingScores] | None:
-    """Scores of each label, one entry if there is one, by a forward pass over the attached data module's training set.
-
-    ``None`` if only batches of the user's own can be had, and the algorithm can start from these.
-
-    Raises:
-        ArgumentError: if the Trainer has no PosNegDataModule, and the algorithm needs the scores.
-    """
+    """Scores of each label in the whole training set; ``None`` if the algorithm starts from the user's own batches."""
     datamodule: Any = module.trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
     if not hasattr(datamodule, "scoring_dataloaders"):
         if module.algorithm.starts_from_batch:
@@ -221,7 +209,8 @@ def _score_examples(module: ScoringModel, loader: EvalLoader | ScoredStream) -> 
             if not bool(scores[-1].isfinite().all()) and (columns := columns_not_finite(batch.inputs, module)):
                 msg = f"The training set can't be scored: {columns}"
                 raise NonFiniteError(msg)
-    all_ids, all_scores = (torch.cat(gather_variable(torch.cat(own))) for own in (ids, scores))
+    joint = gather_objects((torch.cat(ids).cpu(), torch.cat(scores).cpu()))
+    all_ids, all_scores = (torch.cat(parts).to(module.device) for parts in zip(*joint, strict=True))
     real = all_ids >= 0
     result = all_scores.new_zeros(loader.num_examples, *row)
     result[all_ids[real]] = all_scores[real]
@@ -379,10 +368,7 @@ class RectangleSchedule:
         )
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """The rectangle in use, and how near its objective is to that of a constant model.
-
-        Several labels have the mean ratio, and the rectangle of a label without one of its own at the mean tightness.
-        """
+        """The rectangle in use, of several labels at their mean tightness, and the mean ratio."""
         min_tpr, max_fpr = self.algorithm.rectangle
         known = [ratio for ratio in self.ratios if not math.isnan(ratio)]
         values = {"min_tpr": min_tpr, "max_fpr": max_fpr, **({"objective_ratio": fmean(known)} if known else {})}

@@ -32,35 +32,8 @@ from lightning_tpauc.lightning_fixes.unsupported import log_replicated, refuse_v
 from lightning_tpauc.metrics.reporting import validated_areas
 from lightning_tpauc.scoring.evaluation import DecisionThreshold, DefaultThreshold, Evaluation, evaluation_of
 from lightning_tpauc.scoring.forward import ScoringModel, device_batches, evaluation_mode
-from lightning_tpauc.training.checkpoint import (
-    INPUTS,
-    SavesTraining,
-    check_savable,
-    describe_run,
-    offer_hyperparameters,
-    restore,
-)
-from lightning_tpauc.training.guards import (
-    LossWatch,
-    advise,
-    columns_not_finite,
-    diagnose,
-    look_at_rectangle,
-    lower_the_rate,
-    require_agreement,
-    say_which_weights,
-    shared_settings,
-    uneven_columns,
-)
+from lightning_tpauc.training import checkpoint, guards, rectangle
 from lightning_tpauc.training.optimizer import begin_warmup, prepare_schedulers, step_plateau_schedulers
-from lightning_tpauc.training.rectangle import (
-    RectangleSchedule,
-    ScoreMemory,
-    count_positives,
-    score_next_batches,
-    score_training_set,
-    shrinking_steps,
-)
 from lightning_tpauc.training.state import (
     BestWeights,
     IterateAverage,
@@ -85,7 +58,7 @@ _DECAY = 8.0
 _CHANGERS = (BaseFinetuning, ModelPruning)
 
 
-class StageCallback(SavesTraining):
+class StageCallback(checkpoint.SavesTraining):
     r"""Runs the stages of STACO2 and the average of STACO1.
 
     When training starts, it sets the dual variables. At a stage's end the weights and the thresholds become their
@@ -144,7 +117,7 @@ class StageCallback(SavesTraining):
         self.every_n_epochs, self.every_n_steps, self.growth = every_n_epochs, every_n_steps, growth
         self.averaging, self.shrink_rectangle, self.keep_best = averaging, shrink_rectangle, keep_best
         self.scores, self.batch_norm = scores, batch_norm
-        self._losses = LossWatch()
+        self._losses = guards.LossWatch()
         self._batches_before = 0
 
     def stage_length(self, stage: int, steps_per_epoch: float) -> int:
@@ -172,7 +145,7 @@ class StageCallback(SavesTraining):
         trainer.callbacks = in_order(callbacks)  # type: ignore[attr-defined]
         destroy_group_at_exit()
         if stage != TrainerFn.FITTING:
-            require_agreement(lambda: shared_settings(trainer, pl_module, {}))
+            guards.require_agreement(lambda: guards.shared_settings(trainer, pl_module, {}))
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
@@ -181,16 +154,16 @@ class StageCallback(SavesTraining):
         _require_one_optimizer(trainer)
         refuse_vanishing_eps(trainer)
         settings = {name: getattr(self, name) for name in inspect.signature(StageCallback).parameters}
-        require_agreement(lambda: shared_settings(trainer, module, settings))
-        check_savable(trainer)
-        offer_hyperparameters(trainer, module)
+        guards.require_agreement(lambda: guards.shared_settings(trainer, module, settings))
+        checkpoint.check_savable(trainer)
+        checkpoint.offer_hyperparameters(trainer, module)
         first, state.has_started, state.loss_was_logged = not state.has_started, True, False
         if state.phase is Phase.LOADED:
             return
         if module.init_from is not None and first:
             written = load_weights(module, module.init_from)
-            if names_in(written.get(INPUTS), "columns"):  # the weights belong to these
-                module.input_layout = written[INPUTS]
+            if names_in(written.get(checkpoint.INPUTS), "columns"):  # the weights belong to these
+                module.input_layout = written[checkpoint.INPUTS]
             state.note_weights_from_file()
         module.operating_point = None
         evaluation.start.prepare(trainer, is_trained=state.is_trained or state.average is not None)
@@ -203,10 +176,10 @@ class StageCallback(SavesTraining):
         prebuild_ddp_buckets(trainer)
         prepare_schedulers(trainer)
         self._allocate(trainer, module)
-        self._losses = LossWatch()
-        look_at_rectangle(module.algorithm, trainer)
+        self._losses = guards.LossWatch()
+        guards.look_at_rectangle(module.algorithm, trainer)
         if module.training_state.phase is Phase.LOADED:
-            restore(module)
+            checkpoint.restore(module)
         else:
             self._start(trainer, module)
 
@@ -254,7 +227,7 @@ class StageCallback(SavesTraining):
             )
             raise UnsupportedError(msg)
         if state.batches_seen == 1:
-            advise(uneven_columns(batch.inputs, module))
+            guards.advise(guards.uneven_columns(batch.inputs, module))
         if module.algorithm.has_stages:
             average: IterateAverage = state.average
             if average.count >= self.stage_length(average.stage, trainer.num_training_batches):
@@ -271,7 +244,10 @@ class StageCallback(SavesTraining):
         steps, epochs = trainer.max_steps, trainer.max_epochs
         over = 0 <= steps <= trainer.global_step or (epochs is not None and 0 <= epochs <= trainer.current_epoch + 1)
         if (over or trainer.should_stop) and trainer.enable_validation and state.last_validated == 0:
-            validate_amid_training(trainer)
+            trainer.validating = True
+            with isolate_rng():  # as Lightning does within an epoch
+                trainer.fit_loop.epoch_loop.val_loop.run()
+            trainer.training = True
         state.restore_last_iterate()
         schedule = state.rectangle_schedule
         shown = schedule.diagnostics() if schedule is not None else {}
@@ -311,8 +287,8 @@ class StageCallback(SavesTraining):
         self._losses.look(module, at_end=True)
         if state.rectangle_schedule is not None:
             names = None if module.trained_labels is None else module.trained_labels.names
-            state.rectangle_schedule.say_if_held(names, lambda: score_next_batches(module, 16))
-        say_which_weights(module)
+            state.rectangle_schedule.say_if_held(names, lambda: rectangle.score_next_batches(module, 16))
+        guards.say_which_weights(module)
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -320,7 +296,7 @@ class StageCallback(SavesTraining):
         module: ScoringModel = pl_module
         if module.training_state.phase is Phase.LOADED:
             self._allocate(trainer, module)
-            restore(module)
+            checkpoint.restore(module)
             self._leave_result(trainer, module)
 
     def _leave_result(self, trainer: Trainer, module: ScoringModel) -> None:
@@ -334,7 +310,7 @@ class StageCallback(SavesTraining):
 
     def _allocate(self, trainer: Trainer, module: ScoringModel) -> None:
         algorithm, labels, device, dtype = module.algorithm, module.trained_labels, module.device, module._score_dtype
-        num_positives = count_positives(trainer, module.num_positives, type(module).__name__)
+        num_positives = rectangle.count_positives(trainer, module.num_positives, type(module).__name__)
         described = num_positives if isinstance(num_positives, int) or labels is None else labels.tasks(num_positives)
         algorithm.setup(described, device=device, dtype=dtype)
         weights = getattr(getattr(trainer, "datamodule", None), "positive_weights", None)
@@ -345,7 +321,7 @@ class StageCallback(SavesTraining):
         statistics = [statistic for _, statistic in batch_norm_statistics(module)]
         averages, staged, needed = algorithm.averages_iterates, algorithm.has_stages, algorithm.needs_previous
         state: TrainingState = module.training_state
-        state.begin(module, [*parameters, *statistics], describe_run(module, trainer))
+        state.begin(module, [*parameters, *statistics], checkpoint.describe_run(module, trainer))
         state.average = IterateAverage(
             parameters,
             statistics if self.batch_norm == "average" and averages else [],
@@ -360,11 +336,11 @@ class StageCallback(SavesTraining):
             state.best = BestWeights([*parameters, *statistics])
         shrinks = self.shrink_rectangle and algorithm.can_shrink_rectangle
         if shrinks:
-            state.rectangle_schedule = RectangleSchedule(algorithm, shrinking_steps(trainer))
+            state.rectangle_schedule = rectangle.RectangleSchedule(algorithm, rectangle.shrinking_steps(trainer))
         remembers = self.scores == "remembered" and algorithm.needs_scores("restart")
         if shrinks or remembers:
             sizes = algorithm.task_sizes or (num_positives,)
-            state.memory = ScoreMemory(sizes, whole_stages=remembers, device=device, dtype=dtype)
+            state.memory = rectangle.ScoreMemory(sizes, whole_stages=remembers, device=device, dtype=dtype)
 
     def _start(self, trainer: Trainer, module: ScoringModel) -> None:
         state, algorithm = module.training_state, module.algorithm
@@ -372,7 +348,7 @@ class StageCallback(SavesTraining):
         begin_warmup(trainer, module.warmup)
         if state.rectangle_schedule is not None:
             algorithm.tightness = 0.0  # the unit square
-        scores = score_training_set(module) if algorithm.needs_scores("start") else None
+        scores = rectangle.score_training_set(module) if algorithm.needs_scores("start") else None
         if scores is not None and state.memory is not None:
             state.memory.fill(scores)
         algorithm.start(scores)
@@ -391,7 +367,7 @@ class StageCallback(SavesTraining):
         scores = None
         if algorithm.needs_scores("restart"):
             remembered = state.memory.of_stage() if self.scores == "remembered" and state.memory is not None else None
-            scores = remembered or score_training_set(module)
+            scores = remembered or rectangle.score_training_set(module)
         algorithm.restart(scores)
         if state.memory is not None:
             state.memory.begin_stage()
@@ -483,9 +459,9 @@ class FiniteGuard(Callback):
         steps = module.training_state.batches_seen
         if math.isfinite(total):
             msg = f"Diverged after {steps} steps: loss and state have grown to {float(total):.2g}. "
-            raise NonFiniteError(msg + lower_the_rate(module))
-        columns = columns_not_finite(table, module)
-        raise NonFiniteError(f"Not finite after {steps} steps: {columns}" if columns else diagnose(module))
+            raise NonFiniteError(msg + guards.lower_the_rate(module))
+        columns = guards.columns_not_finite(table, module)
+        raise NonFiniteError(f"Not finite after {steps} steps: {columns}" if columns else guards.diagnose(module))
 
 
 def _require_one_optimizer(trainer: Trainer) -> None:
@@ -509,14 +485,6 @@ def _give_shapes(trainer: Trainer, module: ScoringModel) -> None:
         for batch in device_batches(module, islice(loader, 1), "Looking at a batch", 1):
             check_training_batch(batch)
             module.raw_scores(batch.inputs)
-
-
-def validate_amid_training(trainer: Trainer) -> None:
-    """Run the validation loop as Lightning does within an epoch; the random numbers of the training do not change."""
-    trainer.validating = True
-    with isolate_rng():
-        trainer.fit_loop.epoch_loop.val_loop.run()
-    trainer.training = True
 
 
 def _settle_threshold(module: ScoringModel, trainer: Trainer, *, rescore: bool) -> None:

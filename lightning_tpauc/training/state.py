@@ -22,7 +22,6 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.random import fork_rng
 
@@ -215,11 +214,7 @@ def batch_norm_statistics(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def agree_on_statistics(model: nn.Module, average: IterateAverage | None = None) -> None:
-    """Average over ranks the statistics of the last iterate, and their averages over the stage; a collective.
-
-    Under manual optimization DDP does not synchronise buffers after the first forward pass. The ranks' statistics drift
-    apart, and without this the ranks would validate different models.
-    """
+    """Average over ranks the statistics and their averages, which DDP lets drift apart; a collective."""
     world = world_size()
     if world == 1:
         return
@@ -275,15 +270,10 @@ class TrainingState:
     until :meth:`forget`.
 
     Attributes:
-        phase: how far the training has come.
         batches_seen: number of training batches consumed so far, which is the position of the data module's sampler.
         step_loss: loss of the last step, whatever a subclass's ``training_step`` returns.
         step_skipped: whether a gradient scaler skipped the last step because of infinite gradients.
-        average: anchor and running mean of the weights; ``None`` without a training.
-        memory: the remembered training scores; ``None`` unless they are needed.
-        previous: the weights before the last update; empty unless the algorithm needs them.
-        best: the weights that validated best; ``None`` unless they are kept.
-        rectangle_schedule: shrinks the trained rectangle; ``None`` unless that is wanted.
+        average, memory, previous, best, rectangle_schedule: the parts; ``None`` (``previous``: empty) if not needed.
         restored: the loaded checkpoint's content in phase ``LOADED``.
         run: what the state belongs to; see :func:`~lightning_tpauc.training.checkpoint.describe_run`.
         random_before_validation: this rank's random state when the last validation of the training began.
@@ -322,7 +312,7 @@ class TrainingState:
         self.random_before_validation: dict[str, Any] | None = None
         self.held_out_ratios: list[list[float]] = []
         self.last_validated = 0
-        self._sharded: list[FSDPModule] = []
+        self._model: Any = None
         #: All tensors that a training moves, and a copy of the last iterate while the model holds others.
         self._tensors: list[Tensor] = []
         self._iterate: list[Tensor] | None = None
@@ -340,8 +330,7 @@ class TrainingState:
 
     def begin(self, model: nn.Module, tensors: list[Tensor], run: dict[str, Any] | None = None) -> None:
         """Begin a training that moves these tensors; the caller sets the parts that it needs."""
-        self.run, self._tensors, self._iterate = run, tensors, None
-        self._sharded = [child for child in model.modules() if isinstance(child, FSDPModule)]
+        self.run, self._model, self._tensors, self._iterate = run, model, tensors, None
         self.memory = self.best = self.rectangle_schedule = None
         self.held_out_ratios = []
         if self.phase is not Phase.LOADED:
@@ -378,7 +367,7 @@ class TrainingState:
         """End a stage: the average is the next anchor and, with ``adopt``, the current weights."""
         if self.average is not None:
             self.average.finish_stage(adopt)
-            self.reshard()
+            reshard(self._model)
 
     # ---------------------------------------------------------------- which weights the model holds
 
@@ -389,11 +378,6 @@ class TrainingState:
             return self._step_of_file
         holds_best = self.phase is Phase.FINISHED and self.best is not None and math.isfinite(self.best.value[0])
         return self.best.step if holds_best and self.best is not None else self.batches_seen
-
-    def reshard(self) -> None:
-        """Let FSDP2 gather the weights again, after something was written into its shards."""
-        for child in self._sharded:
-            child.reshard()
 
     @property
     def mean_to_publish(self) -> list[Tensor] | None:
@@ -416,7 +400,7 @@ class TrainingState:
         if self.phase is not Phase.FINISHED and self._iterate is not None:
             assign(self._tensors, self._iterate)
             self._iterate = None
-            self.reshard()
+            reshard(self._model)
 
     def finish(self) -> bool:
         """Leave the result in the model, the best weights or the average; returns whether that changed the weights."""
@@ -431,7 +415,7 @@ class TrainingState:
         if self._iterate is None:
             self._iterate = [tensor.detach().clone() for tensor in self._tensors]
         assign(targets, sources)
-        self.reshard()
+        reshard(self._model)
 
     # ---------------------------------------------------------------- results of another process
 
@@ -462,13 +446,7 @@ class TrainingState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Fill in what :meth:`state_dict` returned; the model gets the last iterate.
-
-        What the settings do not ask for any more is left out.
-
-        Raises:
-            CheckpointError: if the run that wrote it kept other anchors and averages.
-        """
+        """Fill in what :meth:`state_dict` returned, as far as the settings still ask for it."""
         average = self.average
         for name in ("anchor", "mean") if average is not None else ():
             if [t.shape for t in getattr(average, name)] != [t.shape for t in state["average"][name]]:

@@ -10,7 +10,6 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from torch.multiprocessing.spawn import ProcessRaisedException
 
-from lightning_tpauc.cli import main
 from lightning_tpauc.errors import UnsupportedError
 from lightning_tpauc.lightning_fixes.unsupported import refuse_unsupported
 from lightning_tpauc.training.checkpoint import KEY
@@ -243,9 +242,3 @@ def test_strategies_that_hide_or_share_the_parameters_are_refused(strategy, word
 def test_flags_of_automatic_optimization_are_refused_with_the_remedy(flag, words):
     with pytest.raises(UnsupportedError, match=words):
         refuse_unsupported(bare_trainer(**flag))
-
-
-@pytest.mark.parametrize("name", ["fsdp", "deepspeed_stage_2_offload", "xla_fsdp"])
-def test_by_name_they_are_refused_before_lightning_wants_a_device(name):
-    with pytest.raises(SystemExit, match=f"error: strategy='{name}' can't work here: it hides .* Use 'ddp'"):
-        main(["fit", "--config", str(ROOT / "configs" / "quickstart.yaml"), "--trainer.strategy", name])

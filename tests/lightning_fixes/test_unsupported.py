@@ -82,7 +82,7 @@ class WithSizes(TPAUCModule):
             LearningRateFinder,
             r"LearningRateFinder can't work here: .* short runs with `lr` of 1e-3, 1e-2.* a new Trainer",
         ),
-        (BatchSizeFinder, r"BatchSizeFinder can't work here: .*Raise those of the data module"),
+        (BatchSizeFinder, r"BatchSizeFinder can't work here: .* raise `num_pos` and `num_neg`"),
     ],
 )
 def test_finders_are_refused(tmp_path, callback, words):

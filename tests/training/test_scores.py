@@ -197,7 +197,7 @@ def test_the_rectangle_goes_by_what_a_forward_pass_gives(name, monkeypatch, capl
         return scores[y == 1], scores[y == 0]
 
     Passes.whole_pass, Passes.seen = staticmethod(whole_pass), []
-    monkeypatch.setattr("lightning_tpauc.training.stages.RectangleSchedule", Passes)
+    monkeypatch.setattr("lightning_tpauc.training.rectangle.RectangleSchedule", Passes)
     with caplog.at_level("INFO"):
         bare_trainer(max_steps=400, max_epochs=-1).fit(module, PosNegDataModule((x, y)))
     near = [(true, used) for true, used, measured in Passes.seen if measured]
