@@ -173,8 +173,8 @@ class TPAUCModule(ScoringModel):
         }
         unsupported.refuse_taken(self, (*ours, "operating_point", "threshold"))
         self.automatic_optimization = False
-        for name, value in ours.items():
-            setattr(self, name, value)
+        for attribute, own_value in ours.items():
+            setattr(self, attribute, own_value)
         self.register_load_state_dict_pre_hook(_accept)  # type: ignore[no-untyped-call]  # torch leaves them untyped
         self.register_state_dict_post_hook(saved_training.give_back)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(saved_training.take_back)  # type: ignore[no-untyped-call]
@@ -431,7 +431,7 @@ class TPAUCModule(ScoringModel):
                 "once, or use another optimizer."
             )
             raise UnsupportedError(msg)
-        if fused:
+        if scaled is not None:
             return not bool(scaler.scale(torch.ones_like(scaled)) < scaled)
         return scaler is None or bool(taken)
 
@@ -475,7 +475,8 @@ class TPAUCModule(ScoringModel):
             self.training_state.forget()
         _compile_model_alone(self)
         unsupported.refuse_unsupported(self.trainer, given)
-        unsupported.say_replaced(type(self), TPAUCModule)
+        kind: Any = type(self)
+        unsupported.say_replaced(kind, TPAUCModule)
         checkpoint_files.use_atomic_files(self.trainer)
         present: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]  # Trainer sets it at run time
         return [*given, *needed_callbacks([*present, *given])]

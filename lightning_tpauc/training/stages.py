@@ -339,7 +339,7 @@ class StageCallback(checkpoint.SavesTraining):
             state.rectangle_schedule = rectangle.RectangleSchedule(algorithm, rectangle.shrinking_steps(trainer))
         remembers = self.scores == "remembered" and algorithm.needs_scores("restart")
         if shrinks or remembers:
-            sizes = algorithm.task_sizes or (num_positives,)
+            sizes = (num_positives,) if isinstance(num_positives, int) else algorithm.task_sizes or ()
             state.memory = rectangle.ScoreMemory(sizes, whole_stages=remembers, device=device, dtype=dtype)
 
     def _start(self, trainer: Trainer, module: ScoringModel) -> None:
