@@ -70,21 +70,16 @@ def roc_polyline(preds: Any, target: Any, drop_collinear: bool = True) -> tuple[
 def roc_points(preds: Tensor, target: Tensor, drop_collinear: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """The vertices of :func:`roc_polyline`, each with the threshold that the scores up to it reach."""
     pos_counts, neg_counts, scores = count_by_score(preds, target)
-    if has_nan(scores):
-        return nan_points(scores.device)
-    return polyline_vertices(pos_counts, neg_counts, scores, drop_collinear)
-
-
-def nan_points(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Rates of scores that have no rank."""
-    fpr, tpr, thresholds = torch.full((3, 2), math.nan, dtype=torch.float64, device=device)
-    return fpr, tpr, thresholds
+    return polyline_vertices(pos_counts, neg_counts, scores, drop_collinear, any_nan=has_nan(scores))
 
 
 def polyline_vertices(
-    pos_counts: Tensor, neg_counts: Tensor, scores: Tensor, drop_collinear: bool = True
+    pos_counts: Tensor, neg_counts: Tensor, scores: Tensor, drop_collinear: bool = True, any_nan: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The polyline whose segments end at these thresholds ``(G,)``: ``(fpr, tpr, thresholds)``, the first infinite."""
+    if any_nan:  # which has no rank
+        fpr, tpr, thresholds = torch.full((3, 2), math.nan, dtype=torch.float64, device=scores.device)
+        return fpr, tpr, thresholds
     occupied = pos_counts + neg_counts > 0
     pos_counts, neg_counts, scores = pos_counts[occupied], neg_counts[occupied], scores[occupied]
     if drop_collinear and pos_counts.shape[0] > 1:
@@ -162,10 +157,8 @@ def binned_segments(counts: Tensor) -> tuple[Tensor, Tensor]:
 
 def binned_roc(counts: Tensor, num_nan: int, thresholds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The ROC polyline of confusion counts ``(T, 2, 2)``: ``(fpr, tpr, thresholds)``, each ``(V,)``."""
-    if num_nan:
-        return nan_points(counts.device)
     reached = torch.cat([thresholds.flip(0), thresholds.new_tensor([-math.inf])])
-    return polyline_vertices(*binned_segments(counts), reached)
+    return polyline_vertices(*binned_segments(counts), reached, any_nan=bool(num_nan))
 
 
 def ranked_classes(
