@@ -38,7 +38,6 @@ _MIX_B = 0x94D049BB133111EB
 Words = NDArray[np.uint64]
 Indices = NDArray[np.int64]
 T = TypeVar("T")
-Word = TypeVar("Word", int, NDArray[np.uint64])
 
 
 class Purpose(IntEnum):
@@ -118,14 +117,15 @@ def _reduced_hash(x: Words, keys: Words, side: np.uint64) -> Words:
 
 def random_keys(seed: int, purpose: int, passes: Indices) -> Words:
     """64-bit keys of shape ``passes.shape``, hashed from (seed, purpose, pass)."""
-    return _mix(np.uint64(_key_of(seed, purpose)) + passes.astype(np.uint64) * np.uint64(_GOLDEN))
+    keys: Words = _mix(np.uint64(_key_of(seed, purpose)) + passes.astype(np.uint64) * np.uint64(_GOLDEN))
+    return keys
 
 
 def _key_of(seed: int, purpose: int) -> int:
-    return _mix(_mix(int(seed) + _GOLDEN) + int(purpose) * _GOLDEN)
+    return int(_mix(_mix(int(seed) + _GOLDEN) + int(purpose) * _GOLDEN))
 
 
-def _mix(x: Word) -> Word:
+def _mix(x: Any) -> Any:
     """Finaliser of splitmix64, a bijection of 64-bit words that spreads every input bit; of an integer, modulo 2^64."""
     x = x & _WORD
     x = (x ^ (x >> 30)) * _MIX_A & _WORD
