@@ -29,8 +29,9 @@ from lightning_tpauc.errors import ArgumentError, NonFiniteError, UnsupportedErr
 from lightning_tpauc.files import replacing
 from lightning_tpauc.metrics.figures import ROCFigure
 from lightning_tpauc.metrics.reporting import validated_areas
-from lightning_tpauc.module import TPAUCModule, make_optimizer
+from lightning_tpauc.module import TPAUCModule
 from lightning_tpauc.scoring.prediction import PredictionWriter
+from lightning_tpauc.training.optimizer import make_optimizer
 from lightning_tpauc.version import __version__
 
 #: Callbacks that end, save or show a training; a comparison does these things itself.

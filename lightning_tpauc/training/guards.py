@@ -120,8 +120,9 @@ class LossWatch:
         labels = zip(module.training_state.held_out_ratios, count_in_loss(algorithm.tasks), strict=False)
         known = [ratios[0] for ratios, counted in labels if counted and not math.isnan(ratios[0])]
         validated, training = fmean(known) if known else math.nan, math.nan
-        if hasattr(algorithm, "surrogate") and hasattr(algorithm, "loss_unit"):  # of the hardest negatives; 0: unknown
-            training = float(algorithm.loss_unit.mean() / algorithm.surrogate.value(torch.zeros(()))) or math.nan
+        surrogate: Any = getattr(algorithm, "surrogate", None)
+        if surrogate is not None and hasattr(algorithm, "loss_unit"):  # of the hardest negatives; 0: unknown
+            training = float(algorithm.loss_unit.mean() / surrogate.value(torch.zeros(()))) or math.nan
         constant = validated >= 1.0 and not training < 1.0
         exploded = at_end and (training >= _EXPLODED or (constant and self._highest >= _EXPLODED))
         if (exploded or (constant and self._lowest < _GOOD)) and not self._has_warned:
