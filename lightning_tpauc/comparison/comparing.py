@@ -144,8 +144,9 @@ def _datamodule(given: Any, seed: int | None, folds: int | None, run: Run) -> Li
         made: LightningDataModule = given(seed=run.seed, **fold)
         return made
     if seed is not None:
-        given.seed = seed + run.seed  # type: ignore[attr-defined]  # it has one
-    return given
+        given.seed = seed + run.seed
+    module: LightningDataModule = given
+    return module
 
 
 @dataclass

@@ -163,7 +163,7 @@ def stored_values(dataset: Any, keys: Sequence[str] | None = None) -> Any:
         return None if any(column is None for column in columns) else np.stack([as_array(c) for c in columns], axis=1)
     for attribute in keys or NAMES:
         found: Any = getattr(dataset, attribute, None)
-        is_array = isinstance(found, (list, tuple)) or hasattr(found, "to_numpy") or getattr(found, "ndim", 0)
+        is_array = isinstance(found, (list, tuple)) or hasattr(found, "to_numpy") or getattr(found, "ndim", 0) > 0
         # `y` of a data set of graphs may hold one value per node.
         if is_array and len(found) == len(dataset):
             # as the items have them: data sets like torchvision's transform a label when an item is read

@@ -105,7 +105,8 @@ def _network(x: Words, which: Indices, round_keys: Words, sides: tuple[np.uint64
 
 def _reduced_hash(x: Words, keys: Words, side: np.uint64) -> Words:
     """Hash of ``x`` under ``keys``, uniform on ``range(side)`` up to side / 2^32."""
-    half, word = np.uint64(32), x * np.uint64(_MIX_A)
+    half = np.uint64(32)
+    word: Words = x * np.uint64(_MIX_A)
     word += keys
     word ^= word >> half
     word *= np.uint64(_MIX_B)

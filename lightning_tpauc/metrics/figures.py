@@ -173,12 +173,12 @@ def _figures(module: Any, drawn: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[
     names = [("", "")] if labels is None else list(zip(labels.names, labels.keys, strict=True))
     thresholds = [None] * len(names) if point is None else point.thresholds
     each = zip(names, drawn, rectangles, thresholds, strict=True)
-    known = [one for one in each if {0, 1} <= {*one[1][1].unique().tolist()}]
+    known = [one for one in each if {0, 1} <= {*one[1][1].tolist()}]
     if not known:
         return
     curves, shown, decided = [roc_polyline(*scored) for _, scored, _, _ in known], [], None
     for (name, _), scored, rectangle, threshold in known:
-        area = float(two_way_partial_auroc(*scored, *rectangle, ignore_index=-1, validate_args=False))
+        area = float(two_way_partial_auroc(scored[0], scored[1], *rectangle, ignore_index=-1, validate_args=False))
         shown.append(f"{name}: {area:.3f}" if name else f"TPAUC = {area:.3f}")
         if labels is None and threshold is not None:
             found = count_decisions(*scored, threshold)

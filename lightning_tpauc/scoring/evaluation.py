@@ -493,7 +493,7 @@ class DecisionThreshold(Callback):
         point: OperatingPoint | None = module.operating_point
         if point is None:
             return
-        each = [pair for pair in zip(point.names or ("",), point.choices, strict=True) if pair[1] is not None]
+        each = [(name, one) for name, one in zip(point.names or ("",), point.choices, strict=True) if one is not None]
         plain, away = [name for name, choice in each if choice.calibration is None], []
         if self.calibration is not None and plain:
             of_labels = f" of {listed(plain)}" if point.names else ""

@@ -159,8 +159,7 @@ def labels_to_evaluate(module: ScoringModel, trainer: Trainer, stage: str) -> La
     found = None
     if isinstance(source, PosNegDataModule):
         with suppress(ArgumentError, DataError):  # nobody needs these labels, or their loader raises the same error
-            found = source.num_labels
-    found = None if found is None else labels_of_data(source, settings)
+            found = None if source.num_labels is None else labels_of_data(source, settings)
     if known is None or found is None:
         return found or known
     # arrays have no names: their columns stand for the labels in order, as those of a `val_dataset` do

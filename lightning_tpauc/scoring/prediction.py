@@ -155,11 +155,11 @@ class PredictionWriter(Callback):
             names = [str(self._ids[k]) for k in ids[first].tolist()]
             texts = {"example_id": texts.pop("example_id"), "id": names, **texts}
         with replacing(self.path) as file:
-            text = io.TextIOWrapper(file, encoding="utf-8", newline="")
-            writer = csv.writer(text, lineterminator="\n")
+            stream = io.TextIOWrapper(file, encoding="utf-8", newline="")
+            writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(texts)
             writer.writerows(zip(*texts.values(), strict=True))
-            text.detach()  # it has been written, and the file is closed by who opened it
+            stream.detach()  # it has been written, and the file is closed by who opened it
 
 
 def _texts(name: str, values: list[Any], dtype: torch.dtype) -> list[str]:

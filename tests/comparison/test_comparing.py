@@ -127,7 +127,7 @@ def best_factors(folder):
     return {method: max(own, key=lambda factor: np.mean(own[factor])) for method, own in means.items()}
 
 
-STARTS = []
+STARTS: list = []
 
 
 class Noted(Callback):
