@@ -245,7 +245,7 @@ class CurveRecorder(Callback):
 
     def _look(self, module: TPAUCModule) -> None:
         shown = module.training_state.show_average()
-        ((pos, neg),) = score_training_set(module) or ()
+        ((pos, neg),) = score_training_set(module) or []
         if shown:
             module.training_state.restore_last_iterate()
         scores, target = torch.cat([pos, neg]), torch.cat([torch.ones_like(pos), torch.zeros_like(neg)]).long()

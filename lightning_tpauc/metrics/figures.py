@@ -178,7 +178,8 @@ def _figures(module: Any, drawn: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[
         return
     curves, shown, decided = [roc_polyline(*scored) for _, scored, _, _ in known], [], None
     for (name, _), scored, rectangle, threshold in known:
-        area = float(two_way_partial_auroc(scored[0], scored[1], *rectangle, ignore_index=-1, validate_args=False))
+        min_tpr, max_fpr = rectangle
+        area = float(two_way_partial_auroc(*scored, min_tpr, max_fpr, ignore_index=-1, validate_args=False))
         shown.append(f"{name}: {area:.3f}" if name else f"TPAUC = {area:.3f}")
         if labels is None and threshold is not None:
             found = count_decisions(*scored, threshold)

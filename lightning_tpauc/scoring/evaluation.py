@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,7 +49,7 @@ class Collected:
         count, self.suffix, self._activation = len(rectangles_of(module)), suffix, module._objective_activation
         store = TwoWayPartialAUROC(ignore_index=IGNORED, task="multilabel", num_labels=count).to(module.device)
         self._shape, self._raw = (-1, count), store
-        self._seen = store.clone() if keeps_seen and self._activation is None else None
+        self._seen = copy.deepcopy(store) if keeps_seen and self._activation is None else None
 
     def take(self, module: ScoringModel, batch: Any) -> None:
         """Score a batch."""
@@ -63,7 +64,9 @@ class Collected:
         """What all processes have collected: a collective when it is first asked for."""
         raw, target = self._raw.gathered()
         seen = raw.sigmoid() if self._activation == "sigmoid" else raw
-        return Scored(raw, target, seen if self._seen is None else self._seen.gathered()[0])
+        if self._seen is not None:
+            seen, _ = self._seen.gathered()
+        return Scored(raw, target, seen)
 
 
 class Evaluation(Callback):
