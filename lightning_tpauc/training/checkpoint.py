@@ -35,6 +35,7 @@ from lightning_tpauc.scoring.evaluation import recorded_point
 from lightning_tpauc.scoring.forward import ScoringModel
 from lightning_tpauc.scoring.labels import Labels, by_position, listed
 from lightning_tpauc.training.guards import diagnose
+from lightning_tpauc.training.optimizer import restore_dtypes
 from lightning_tpauc.training.state import Phase, agree_on_statistics, batch_norm_statistics
 
 #: Key of the training's state; missing in a checkpoint of weights alone.
@@ -216,6 +217,7 @@ def restore(module: ScoringModel) -> None:
     datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
     if entry["negatives"] is not None and hasattr(datamodule, "load_negatives_state"):
         datamodule.load_negatives_state(entry["batches_seen"], entry["negatives"])
+    restore_dtypes(trainer.optimizers[0], entry["optimizer_states"])
     # the optimizer resumes with the checkpoint's learning rate, even if its factory has another one now
     module.base_lr = (module.base_lr[0], entry["base_lr"])
     continue_loops(trainer)

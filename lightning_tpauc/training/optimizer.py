@@ -197,6 +197,21 @@ def make_optimizer(factory: Any, parameters: list[nn.Parameter], default_lr: flo
     return optimizer
 
 
+def restore_dtypes(optimizer: Optimizer, states: list[dict[str, Any]] | None) -> None:
+    """Give an optimizer's state the dtypes back that it was saved with.
+
+    ``Optimizer.load_state_dict`` casts everything but ``step`` to the dtype of its parameter. Some entries are kept in
+    float32 whatever the parameter's dtype is, such as NAdam's ``mu_product`` and ASGD's ``eta`` and ``mu``.
+    """
+    saved = (states or [{}])[0].get("state", {})
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for k, parameter in enumerate(parameters):  # sharded ones are saved by name, and loaded by torch's own function
+        for name, value in saved.get(k, {}).items():
+            own = optimizer.state[parameter].get(name)
+            if isinstance(own, Tensor) and isinstance(value, Tensor) and own.dtype != value.dtype:
+                optimizer.state[parameter][name] = value.to(own.device, copy=True)
+
+
 # ---------------------------------------------------------------- the warm-up
 
 #: A warm-up takes at most this many epochs, and this many steps in a run without an end.
