@@ -45,8 +45,8 @@ class DampedAdam(Optimizer):
         eps: added to the divisor, at least 0.
         weight_decay: each step shrinks the weights by ``lr`` times this share, as AdamW's does; at least 0.
         maximize: whether the objective rises.
-        foreach: ``False`` moves one parameter at a time, which takes less memory and more kernels; otherwise those of
-            one device and dtype move together.
+        foreach: whether the parameters of one device and dtype move together, in fewer kernels and with more memory. On
+            the CPU, ``None`` moves one at a time.
         capturable: whether a CUDA graph may capture the steps. The counts of steps are on the device then.
 
     Raises:
@@ -110,7 +110,8 @@ class DampedAdam(Optimizer):
             together: dict[Any, list[Tensor]] = defaultdict(list)
             for k, weight in enumerate(group["params"]):
                 if weight.grad is not None:
-                    together[k if group["foreach"] is False else (weight.device, weight.dtype)].append(weight)
+                    joined = not weight.is_cpu if group["foreach"] is None else group["foreach"]
+                    together[(weight.device, weight.dtype) if joined else k].append(weight)
             for weights in together.values():
                 self._move(weights, [self._state_of(weight, group["capturable"]) for weight in weights], group)
         return loss

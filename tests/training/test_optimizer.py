@@ -149,7 +149,9 @@ def trained_together(make, steps=20, dtype=torch.float64):
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.3}, {"maximize": True}, {"betas": (0.5, 0.0)}])
 def test_parameters_move_together_as_one_by_one(options):
     expected = trained_together(lambda p: DampedAdam(p, lr=0.01, foreach=False, **options))
-    for found, one in zip(trained_together(lambda p: DampedAdam(p, lr=0.01, **options)), expected, strict=True):
+    for found, one in zip(
+        trained_together(lambda p: DampedAdam(p, lr=0.01, foreach=True, **options)), expected, strict=True
+    ):
         assert torch.equal(found, one)
     of_device = trained_together(lambda p: DampedAdam(p, lr=torch.tensor(0.01), capturable=True, **options))
     for found, one in zip(of_device, expected, strict=True):  # the counts of steps are float32 there
@@ -227,7 +229,7 @@ def test_a_matrix_more_costs_two_operations():
 
     def operations(number):
         weights = [nn.Parameter(torch.ones(3, 4)) for _ in range(number)]
-        optimizer = DampedAdam(weights)
+        optimizer = DampedAdam(weights, foreach=True)
         for _ in range(2):  # the first step makes the state
             for weight in weights:
                 weight.grad = torch.ones_like(weight)
