@@ -145,22 +145,20 @@ class DampedAdam(Optimizer):
         largest = [roots[k].amax(dim=tuple(range(1, roots[k].ndim)), keepdim=True) for k in rows]
         if rows:
             torch._foreach_div_(largest, _MOST_DAMPING)
-        factors = [1.0] * len(roots)
+        factors: list[Any] = [1.0] * len(roots)
         for k, limit in zip(rows, largest, strict=True):
             roots[k], factors[k] = torch.minimum(roots[k], limit), _MOST_DAMPING
+        on_device = group["capturable"] or torch.compiler.is_compiling()
+        counts: list[Any] = steps if on_device else [float(step) for step in steps]
         # The mean square of a young run is too small by 1 - second^step, the mean gradient by 1 - first^step.
-        if group["capturable"] or torch.compiler.is_compiling():
-            factors = [factor * (1 - second**step).rsqrt() for factor, step in zip(factors, steps, strict=True)]
-            torch._foreach_mul_(roots, factors)
-            torch._foreach_add_(roots, group["eps"])
-            torch._foreach_mul_(roots, [(first**step - 1) / lr for step in steps])
-            torch._foreach_addcdiv_(weights, means, roots)
-            return
-        counts = [float(step) for step in steps]
         factors = [factor * (1 - second**count) ** -0.5 for factor, count in zip(factors, counts, strict=True)]
         torch._foreach_mul_(roots, factors)
         torch._foreach_add_(roots, group["eps"])
-        torch._foreach_addcdiv_(weights, means, roots, [-float(lr) / (1 - first**count) for count in counts])
+        if on_device:
+            torch._foreach_mul_(roots, [(first**count - 1) / lr for count in counts])
+            torch._foreach_addcdiv_(weights, means, roots)
+        else:
+            torch._foreach_addcdiv_(weights, means, roots, [-float(lr) / (1 - first**count) for count in counts])
 
 
 def _check(options: dict[str, Any]) -> None:

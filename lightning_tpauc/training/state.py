@@ -485,7 +485,7 @@ def written(part: Any) -> dict[str, Any]:
 
 @torch.no_grad()
 def read(part: Any, state: dict[str, Any]) -> None:
-    """Restore what :func:`_written` returned; tensors that are there already are filled in place."""
+    """Restore what :func:`written` returned; tensors that are there already are filled in place."""
     for name in part.saved:
         own, value = getattr(part, name), state[name]
         if isinstance(own, Tensor):
