@@ -3,6 +3,7 @@
 import ast
 import importlib.metadata
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import lightning_tpauc
 from lightning_tpauc import models
@@ -84,6 +86,14 @@ def test_wheel_has_licence_and_requirements_of_the_core_only(wheel):
     names = {line.split(">")[0].split("[")[0].split("!")[0].strip() for line in required}
     assert names == CORE
     assert all(">=" in line for line in required)
+
+
+def test_version_changelog_and_citation_agree():
+    released = re.findall(r"^## \[(\d\S*)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (
+        released[0] == (cited["version"], str(cited["date-released"])) == (lightning_tpauc.__version__, released[0][1])
+    )
 
 
 # ---------------------------------------------------------------- what an import brings in
