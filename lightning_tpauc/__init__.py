@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lightning_tpauc.scoring.evaluation import DecisionThreshold
     from lightning_tpauc.scoring.prediction import PredictionWriter
     from lightning_tpauc.training.optimizer import DampedAdam
-    from lightning_tpauc.training.stages import FiniteGuard, StageCallback
+    from lightning_tpauc.training.stages import StageCallback
 
 __all__ = (
     "DampedAdam",
@@ -37,7 +37,6 @@ __all__ = (
     "DigitsDataModule",
     "EvalBatch",
     "ExactObjective",
-    "FiniteGuard",
     "LIBSVMDataModule",
     "MedMNISTDataModule",
     "NegativeStream",
@@ -66,7 +65,6 @@ _MODULES = ("algorithms", "comparison", "data", "errors", "functional", "metrics
 _HOME = {
     "compare": "comparison",
     "DampedAdam": "training.optimizer",
-    "FiniteGuard": "training.stages",
     "StageCallback": "training.stages",
     "ExactObjective": "metrics",
     "TwoWayPartialAUROC": "metrics",

@@ -149,7 +149,7 @@ def say_which_weights(module: ScoringModel) -> None:
         area, auroc = best.value
         by = f"val/tpauc {area:.4f}" if area > 0.0 else f"val/auroc {auroc:.4f}, as val/tpauc was always 0,"
         rank_zero_info(
-            f"The model holds the weights that validated best: {by} after {best.step} of {state.batches_seen} steps. "
+            f"The model has the weights that validated best: {by} after {best.step} of {state.batches_seen} steps. "
             "StageCallback(keep_best=False) leaves the last ones. Checkpoints hold those of their own step, unless "
             "ModelCheckpoint has monitor='val/tpauc' and mode='max'."
         )

@@ -345,26 +345,26 @@ class RectangleSchedule:
         if names is None:
             min_tpr, max_fpr = self.algorithm.rectangle
             where = (
-                f"Your rectangle was not fully trained, only {reached[0]:.0%} of the way from all pairs to it "
-                f"(min_tpr={min_tpr:.2f}, max_fpr={max_fpr:.2f})"
+                f"Your rectangle was not fully trained. Training shrank it {reached[0]:.0%} of the way, "
+                f"to min_tpr={min_tpr:.2f} and max_fpr={max_fpr:.2f}"
             )
         else:
             short = [f"{name} {share:.0%}" for name, share in zip(names, reached, strict=True) if share < 1.0]
             where = (
-                f"The rectangles of {len(short)} of {len(reached)} labels were not fully trained, only part of the way "
-                f"from all pairs to them: {listed(short)}"
+                f"The rectangles of {len(short)} of {len(reached)} labels were not fully trained. Training shrank them "
+                f"part of the way: {listed(short)}"
             )
         held = [label for label, is_held in enumerate(self.held) if is_held]
         if not held:
-            rank_zero_info(f"{where}: the run ended first. Train longer.")
+            rank_zero_info(f"{where}. Then the run ended: train longer.")
             return
         scores = measure()
         both = zip(*(self._both_ratios(1.0, scores, label) for label in held), strict=True)
         known = [(fmean(ratios), data) for ratios, data in zip(both, ("training", "validation"), strict=True)]
-        measured = ", ".join(f"{ratio:.0%} on {data} data" for ratio, data in known if not math.isnan(ratio))
+        measured = " and ".join(f"{ratio:.0%} ({data})" for ratio, data in known if not math.isnan(ratio))
         rank_zero_info(
-            f"{where}: inside it the model's loss, against that of one that gives all the same score, is {measured}. "
-            "Train longer, lower `lr`, or enlarge it."
+            f"{where}. Inside yours, the loss is {measured} of that of a model that gives all the same score. "
+            "Train longer, lower `lr`, or ask for a larger rectangle."
         )
 
     def diagnostics(self) -> dict[str, Tensor]:

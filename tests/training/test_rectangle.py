@@ -139,9 +139,9 @@ def test_ratio_of_a_rectangle_without_an_example_is_nan():
 @pytest.mark.parametrize(
     ("at_the_end", "held_out", "said"),
     [
-        (shuffled, [], "is {:.0%} on training data. Train longer, lower `lr`, or enlarge it."),
-        (shuffled, [0.9] * 21, "is {:.0%} on training data, 90% on validation data. Train longer"),
-        (separable, [0.9] * 21, "is 0% on training data, 90% on validation data. Train longer"),
+        (shuffled, [], "the loss is {:.0%} (training) of that of a model that gives all the same score. Train longer"),
+        (shuffled, [0.9] * 21, "the loss is {:.0%} (training) and 90% (validation) of that"),
+        (separable, [0.9] * 21, "the loss is 0% (training) and 90% (validation) of that"),
     ],
 )
 def test_a_run_that_was_held_says_what_was_measured(at_the_end, held_out, said, caplog):
@@ -152,7 +152,7 @@ def test_a_run_that_was_held_says_what_was_measured(at_the_end, held_out, said, 
     with caplog.at_level("INFO"):
         made.say_if_held(None, at_the_end)
     ratio = float(objective_ratio(*at_the_end()[0], 0.5, 0.5, made.algorithm.surrogate))
-    assert "Your rectangle was not fully trained, only 5% of the way" in caplog.text
+    assert "Your rectangle was not fully trained. Training shrank it 5% of the way, to min_tpr=" in caplog.text
     assert said.format(ratio) in caplog.text
 
 
