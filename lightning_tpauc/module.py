@@ -427,7 +427,7 @@ class TPAUCModule(ScoringModel):
             msg = (
                 f"{type(self).optimizer_step.__qualname__} took {self.trainer.global_step - steps} optimizer steps for "
                 f"a batch, or {type(inner).__name__} evaluates the loss by itself, as sharpness-aware optimizers do: "
-                "every evaluation is a step of the dual variables. Call `optimizer.step(closure=optimizer_closure)` "
+                "every evaluation would be a step of the algorithm. Call `optimizer.step(closure=optimizer_closure)` "
                 "once, or use another optimizer."
             )
             raise UnsupportedError(msg)

@@ -22,11 +22,9 @@ from lightning_tpauc.metrics.reporting import better_mode
 # It advises to save the weights from before the step. Our checkpoints hold the state after it.
 warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
 
-_ACCUMULATION = (
-    "every batch is one step of the dual variables. Raise `num_pos` and `num_neg` of the data module instead."
-)
+_ACCUMULATION = "every batch is one step of the algorithm. Raise `num_pos` and `num_neg` of the data module instead."
 _STRATEGY = (
-    "it hides or flattens the parameters that the proximal term and the average work on. Use 'ddp', or "
+    "it hides or flattens the parameters, which the average of the weights needs. Use 'ddp', or "
     "ModelParallelStrategy (FSDP2) for sharded parameters."
 )
 #: Below it a number is 0 in float16.
@@ -37,7 +35,7 @@ _CALLBACKS: tuple[tuple[Any, str, str], ...] = (
     (
         (shipped.StochasticWeightAveraging, shipped.WeightAveraging),
         "always",
-        "the optimization is manual, and the iterates are averaged already, as StageCallback says. Remove it.",
+        "the weights are averaged already, by StageCallback. Remove it.",
     ),
     (
         shipped.BaseFinetuning,

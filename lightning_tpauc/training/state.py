@@ -225,9 +225,13 @@ def agree_on_statistics(model: nn.Module, average: IterateAverage | None = None)
 
 
 def recompute_statistics(module: LightningModule, trainer: Trainer) -> None:
-    """Estimate the statistics of the current weights as cumulative averages over one epoch of training batches."""
+    """Estimate the statistics of the current weights as cumulative averages over one epoch of training batches.
+
+    Layers that the user has put into evaluation mode keep theirs.
+    """
+    frozen = [child for child in module.modules() if not child.training] if module.training else []
     layers = [child for child in module.modules() if isinstance(child, nn.modules.batchnorm._NormBase)]
-    layers = [layer for layer in layers if layer.track_running_stats]
+    layers = [layer for layer in layers if layer.track_running_stats and layer not in frozen]
     if not layers:
         return
     momenta = [layer.momentum for layer in layers]
@@ -237,6 +241,8 @@ def recompute_statistics(module: LightningModule, trainer: Trainer) -> None:
     length = int(trainer.num_training_batches) if math.isfinite(trainer.num_training_batches) else None
     with evaluation_mode(module):  # which puts every layer's mode back
         module.train()
+        for child in frozen:
+            child.training = False
         for layer in layers:
             layer.reset_running_stats()
             layer.momentum = None  # cumulative moving average

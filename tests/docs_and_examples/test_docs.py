@@ -26,6 +26,8 @@ NEEDS = {
     "data": ["pandas", "torch_geometric"],
     "labels": ["pandas"],
     "methods": ["matplotlib"],
+    "molecules": ["ogb", "rdkit", "torch_geometric"],
+    "raw-csv": ["pandas"],
 }
 COMMANDS = {(name, key): command for name, text in TEXTS.items() for key, command in runnable(text).items()}
 

@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 from lightning.pytorch import Callback
 from torch import nn
@@ -23,12 +24,13 @@ class Statistics(Callback):
         self.seen.append((pl_module.backbone[1].running_mean.clone(), pl_module.backbone[1].running_var.clone()))
 
 
-def train(choice):
+def train(choice, frozen=False):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(60, DIM, generator=generator, dtype=torch.float64)
     data = PosNegDataModule((x, torch.arange(60) % 3 == 0), num_pos=4, num_neg=8)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(DIM, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1)).double()
+    net[1].train(not frozen)
     module = TPAUCModule(net, STACO(), lambda p: torch.optim.SGD(p, lr=0.05), score_activation="sigmoid")
     statistics = Statistics()
     make_trainer(callbacks=[statistics, StageCallback(batch_norm=choice)], max_epochs=2).fit(module, data)
@@ -59,3 +61,11 @@ def test_recompute_averages_over_an_epoch_of_batches():
     assert (net[1].running_mean - means).abs().max() < 0.1 * variances.sqrt().min()
     assert not torch.equal(net[1].running_mean, seen[-1][0])
     assert net[1].momentum == 0.1, "the layer goes on as it was"
+
+
+@pytest.mark.parametrize("choice", ["average", "keep", "recompute"])
+def test_a_layer_in_evaluation_mode_keeps_its_own(choice):
+    net, *_ = train(choice, frozen=True)
+    assert not net[1].training
+    assert torch.equal(net[1].running_mean, torch.zeros(3))
+    assert torch.equal(net[1].running_var, torch.ones(3))
