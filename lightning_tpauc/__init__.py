@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_tpauc.version import __version__
 
 if TYPE_CHECKING:
+    from lightning_tpauc.algorithms import STACO
     from lightning_tpauc.comparison import compare
     from lightning_tpauc.data import (
         DigitsDataModule,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from lightning_tpauc.training.stages import StageCallback
 
 __all__ = (
+    "STACO",
     "DampedAdam",
     "DecisionThreshold",
     "DigitsDataModule",
@@ -63,6 +65,7 @@ __all__ = (
 _MODULES = ("algorithms", "comparison", "data", "errors", "functional", "metrics", "models")
 
 _HOME = {
+    "STACO": "algorithms",
     "compare": "comparison",
     "DampedAdam": "training.optimizer",
     "StageCallback": "training.stages",
