@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         PosNegDataModule,
         SMILESDataModule,
     )
+    from lightning_tpauc.loss import TPAUCLoss
     from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
     from lightning_tpauc.metrics.figures import ROCFigure
     from lightning_tpauc.module import TPAUCModule
@@ -49,6 +50,7 @@ __all__ = (
     "ROCFigure",
     "SMILESDataModule",
     "StageCallback",
+    "TPAUCLoss",
     "TPAUCModule",
     "TwoWayPartialAUROC",
     "__version__",
@@ -71,6 +73,7 @@ _HOME = {
     "StageCallback": "training.stages",
     "ExactObjective": "metrics",
     "TwoWayPartialAUROC": "metrics",
+    "TPAUCLoss": "loss",
     "TPAUCModule": "module",
     "DecisionThreshold": "scoring.evaluation",
     "PredictionWriter": "scoring.prediction",

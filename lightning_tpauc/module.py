@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, Literal, cast
 
 import torch
@@ -22,7 +22,7 @@ from lightning_tpauc.data.batch import EvalBatch, PosNegBatch, check_training_ba
 from lightning_tpauc.distributed import GatheredScores, assign, gather_scores
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import as_index, check_choice, check_count, require_range
-from lightning_tpauc.functional.pairwise import common_dtype
+from lightning_tpauc.functional.pairwise import common_dtype, full_precision
 from lightning_tpauc.lightning_fixes import checkpoint_files, unsupported
 from lightning_tpauc.metrics.reporting import FurtherMetrics, Report
 from lightning_tpauc.scoring.forward import (
@@ -317,7 +317,7 @@ class TPAUCModule(ScoringModel):
 
     def _loss(self, batch: PosNegBatch, joint: GatheredScores, previous: PreviousScores | None = None) -> Tensor:
         """The algorithm's loss and an auxiliary one, without mixed precision."""
-        with _full_precision(self.device.type):
+        with full_precision(self.device.type):
             loss = self.algorithm(*joint[:4], previous=previous, masks=joint.masks)
             further: Any = self.auxiliary_loss(batch, joint)
             if further is None:
@@ -338,7 +338,7 @@ class TPAUCModule(ScoringModel):
         with previous.swapped_in(self):
             joint = self.joint_scores(batch)
             if isinstance(algorithm, RecursiveAlgorithm):
-                with _full_precision(self.device.type):
+                with full_precision(self.device.type):
                     loss = algorithm.previous_loss(joint.pos_scores, joint.neg_scores)
                 self.manual_backward(loss)
         return PreviousScores(joint.pos_scores.detach(), joint.neg_scores.detach())
@@ -561,11 +561,3 @@ def _compile_model_alone(module: LightningModule) -> None:
     context: Any = module._compiler_ctx
     for step in ("training_step", "validation_step", "test_step", "predict_step") if context is not None else ():
         setattr(module, step, context[f"original_{step}"])
-
-
-# -------------------------------------------------------------------- steps
-
-
-def _full_precision(kind: str) -> AbstractContextManager[Any]:
-    """Context that turns mixed precision off, for the pairwise loss."""
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()

@@ -22,7 +22,7 @@ LAYERS = (
     {"lightning_fixes"},
     {"scoring"},
     {"training"},
-    {"module"},
+    {"loss", "module"},
     {"comparison"},
     {"cli"},
     {"", "__main__"},

@@ -481,7 +481,7 @@ class Algorithm(ABC):
         self._check_shapes(pos_scores, neg_scores, second, places, masks)
         self._check_range(places, masks)
         if masks is not None:
-            return self._joint_loss(pos_scores, neg_scores, second, places, masks)
+            return self.joint_loss(pos_scores, neg_scores, second, places, masks)
         step: Any = self.step  # takes `previous` where `needs_previous` says so
         known = {} if previous is None else {"previous": previous}
         loss: Tensor = step(pos_scores, neg_scores, second, places, **known)
@@ -536,7 +536,7 @@ class Algorithm(ABC):
             )
             raise ArgumentError(msg)
 
-    def _joint_loss(self, pos: Tensor, neg: Tensor, second: Tensor, index: Tensor, masks: TaskMasks) -> Tensor:
+    def joint_loss(self, pos: Tensor, neg: Tensor, second: Tensor, index: Tensor, masks: TaskMasks) -> Tensor:
         """One step of all labels; the loss is their weighted mean, in which those that are not in play count as 0."""
         apart = self.sampling != "uniform"
         if not self.needs_dual_negatives:

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,21 @@ from torch import Tensor
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import as_float_tensor, check_choice, check_scores
 from lightning_tpauc.functional.surrogates import PowerForm, Surrogate, get_surrogate
+
+if TYPE_CHECKING:
+    from functools import cached_property as computed_once
+else:
+
+    class computed_once:  # noqa: N801 - a decorator
+        """As ``functools.cached_property`` without the lock of Python 3.11 and older, which no compiled graph holds."""
+
+        def __init__(self, function):  # noqa: ANN001 - types are those of cached_property
+            self.function = function
+
+        def __get__(self, owner, _=None):  # noqa: ANN001, ANN204
+            value = owner.__dict__[self.function.__name__] = self.function(owner)
+            return value
+
 
 Number = TypeVar("Number", bound="float | Tensor")
 
@@ -134,6 +149,11 @@ def common_dtype(*tensors: Tensor) -> torch.dtype:
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
     return dtype
+
+
+def full_precision(kind: str) -> AbstractContextManager[Any]:
+    """Context that turns mixed precision off on a kind of device, for sums over pairs."""
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def widest_float(device: torch.device) -> torch.dtype:
@@ -251,12 +271,12 @@ class Pairs:
         kind = SortedSums if _sorts(pos, neg, loss, method) else DenseSums
         self._sums: SortedSums | DenseSums = kind(*constants, loss, neg_mask)
 
-    @cached_property
+    @computed_once
     def excess(self) -> Tensor:
         r"""``(S,)``, :math:`\frac1B \sum_j (\ell_{ij} - s_i)_+`."""
         return self._sums.totals[0] / self.num_neg
 
-    @cached_property
+    @computed_once
     def active(self) -> Tensor:
         r"""``(S,)``, the share of negatives with :math:`\ell_{ij} > s_i`."""
         return self._sums.totals[1] / self.num_neg
@@ -481,7 +501,7 @@ class DenseSums:
             self._kept = t, is_active
             self.totals = over.clamp_min_(0.0).sum(-1), is_active.sum(-1)
 
-    @cached_property
+    @computed_once
     def totals(self) -> tuple[Tensor, Tensor]:
         """Sums of the excess, and numbers of active pairs."""
         return self._over_blocks(None)[:2]

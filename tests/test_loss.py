@@ -1,0 +1,312 @@
+"""`TPAUCLoss`: STACO with tracked dual variables, as a module that remembers, in any loop."""
+
+import copy
+import io
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_tpauc import TPAUCLoss
+from lightning_tpauc.algorithms import STACO
+from lightning_tpauc.errors import ArgumentError, TPAUCAdvice
+from tests.helpers.ddp import run_distributed
+from tests.helpers.tolerances import assert_close
+from tests.reference.tracked import Tracked
+
+
+def batches(number, size=60, labels=1, seed=0):
+    """Scores and labels in float64; of several labels some are missing."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(number):
+        target = (torch.rand(size, labels, generator=generator) < 0.3).double()
+        scores = torch.randn(size, labels, generator=generator, dtype=torch.float64) + target
+        if labels > 1:
+            target[torch.rand(size, labels, generator=generator) < 0.2] = torch.nan
+        yield scores, target
+
+
+def double(*args, progress=1.0, **kwargs):
+    loss = TPAUCLoss(*args, **kwargs).double()
+    loss.progress = progress
+    return loss
+
+
+def buffers(loss):
+    return {name: value.clone() for name, value in loss.state_dict().items()}
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+# ---------------------------------------------------------------- what it computes
+
+
+@pytest.mark.parametrize("surrogate", ["hinge", "squared_hinge", "logistic", "smooth_ramp"])
+@pytest.mark.parametrize(("labels", "size"), [(1, 60), (3, 60), (1, 700)])
+def test_it_is_staco_of_each_label(surrogate, labels, size):
+    loss = double(0.7, 0.3, surrogate, num_labels=labels)
+    each = [STACO(0.7, 0.3, surrogate=surrogate, margin=1.0, duals="tracked") for _ in range(labels)]
+    for algorithm in each:
+        algorithm.setup(size, dtype=torch.float64)
+    for step, (scores, target) in enumerate(batches(12, size, labels)):
+        ours, theirs = (scores.clone().requires_grad_() for _ in range(2))
+        loss.progress = step / 11
+        value = loss(ours, target)
+        value.backward()
+        parts = []
+        for k, algorithm in enumerate(each):
+            algorithm.tightness = min(1.0, 2 * step / 11)
+            pos, neg = (theirs[target[:, k] == which, k] for which in (1, 0))
+            parts.append(algorithm(pos, neg, index=torch.arange(len(pos))))
+        (sum(parts) / labels).backward()
+        assert_close(value.detach(), sum(parts).detach() / labels)
+        assert_close(ours.grad, theirs.grad)
+        for k, algorithm in enumerate(each):
+            for name in algorithm.state_specs:
+                assert_close(getattr(loss, name)[k], getattr(algorithm, name))
+
+
+def test_a_plain_loop_is_the_one_in_floats():
+    generator = torch.Generator().manual_seed(1)
+    reference = Tracked("3/10", "2/10", 1.0, "hinge", 0.1, in_units_of_the_loss=True)
+    net, loss = nn.Linear(4, 1, bias=False).double(), double(0.7, 0.2)
+    nn.init.zeros_(net.weight)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(40):
+        x = torch.randn(25, 4, generator=generator, dtype=torch.float64)
+        y = (x[:, 0] + torch.randn(25, generator=generator, dtype=torch.float64) > 0.7).long()
+        pos, neg = x[y == 1].tolist(), x[y == 0].tolist()
+        value = loss(net(x), y)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        assert_close(value.detach(), reference.step(pos, neg, neg), "trajectory64")
+        assert_close(net.weight[0].detach(), reference.w, "trajectory64")
+
+
+def test_shapes_and_codes_of_one_label_mean_the_same():
+    ((scores, target),) = batches(1)
+    scores, target = scores[:, 0], target[:, 0]
+    target[:5] = torch.nan
+    codes = target.nan_to_num(-1.0)
+    expected = double(0.5, 0.5)(scores, target)
+    two = torch.stack([torch.ones_like(scores), scores + 1.0], 1)
+    for given, labels in (
+        (scores[:, None], target),
+        (scores[:, None], target[:, None]),
+        (scores, codes.long()),
+        (two, codes.int()),
+    ):
+        assert_close(double(0.5, 0.5)(given, labels), expected)
+    assert_close(double(0.5, 0.5)(scores, target.tolist()), expected)
+    spoilt = torch.where(target.isnan(), torch.nan, scores).requires_grad_()
+    value = double(0.5, 0.5)(spoilt, target)
+    value.backward()
+    assert_close(value.detach(), expected)
+    assert torch.equal(spoilt.grad[:5], torch.zeros(5))
+
+
+@pytest.mark.parametrize("of_first", [0.0, 1.0, torch.nan, -1.0])
+@pytest.mark.parametrize("labels", [1, 2])
+def test_without_a_class_nothing_happens(of_first, labels):
+    loss = double(0.5, 0.5, num_labels=labels)
+    (scores, target), (later, codes) = batches(2, labels=labels)
+    loss(scores, target)
+    before = buffers(loss)
+    codes[:, 0] = of_first
+    later.requires_grad_()
+    value = loss(later, codes)
+    value.backward()
+    assert torch.equal(later.grad[:, 0], torch.zeros(60))
+    assert bool(value == 0) is (labels == 1)
+    for name, old in before.items():
+        assert torch.equal(getattr(loss, name).reshape(-1)[0], old.reshape(-1)[0])
+    empty = torch.zeros(0, labels, requires_grad=True)
+    loss(empty, torch.zeros(0, labels)).backward()
+    assert empty.grad.shape == (0, labels)
+
+
+def test_the_rectangle_follows_progress():
+    """Halfway on the line from the whole square at a quarter of the run."""
+    ((scores, target),) = batches(1, size=200)
+    shrunk, small = double(0.8, 0.2, progress=0.25), double(0.4, 0.6)
+    assert_close(shrunk(scores, target), small(scores, target))
+    assert_close(double(0.8, 0.2, progress=0.0)(scores, target), double(0.0, 1.0)(scores, target))
+    with pytest.raises(ArgumentError, match="progress"):
+        small.progress = 1.5
+
+
+# ---------------------------------------------------------------- what it remembers
+
+
+class Judged(nn.Module):
+    """A model with its loss as a part, as DDP and the Trainer of Hugging Face like it."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net, self.loss = nn.Linear(4, 1), TPAUCLoss(0.7, 0.3)
+
+    def forward(self, x, y):
+        return self.loss(self.net(x), y)
+
+
+def test_a_checkpoint_takes_it_along():
+    straight, file = Judged(), io.BytesIO()
+    optimizer = torch.optim.SGD(straight.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(12, 40, 4, generator=generator), torch.randint(2, (12, 40), generator=generator)
+
+    def steps(model, optimizer, numbers):
+        for k in numbers:
+            model.loss.progress = k / 12
+            optimizer.zero_grad()
+            model(x[k], y[k]).backward()
+            optimizer.step()
+
+    steps(straight, optimizer, range(6))
+    torch.save(straight.state_dict(), file)
+    file.seek(0)
+    resumed = Judged()
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    again = torch.optim.SGD(resumed.parameters(), lr=0.1)
+    steps(straight, optimizer, range(6, 12))
+    steps(resumed, again, range(6, 12))
+    assert equal(buffers(straight), buffers(resumed))
+    assert equal(buffers(copy.deepcopy(straight)), buffers(straight))
+
+
+@pytest.mark.parametrize("how", ["eval", "no_grad", "overflow", "nan"])
+def test_only_sound_training_steps_are_remembered(how):
+    loss = double(0.7, 0.3)
+    (scores, target), (later, codes) = batches(2)
+    loss(scores, target)
+    before, expected = buffers(loss), copy.deepcopy(loss)(later, codes)
+    if how == "eval":
+        assert torch.equal(loss.eval()(later, codes), expected)
+    elif how == "no_grad":
+        with torch.no_grad():
+            assert torch.equal(loss(later, codes), expected)
+    else:
+        codes[:2, 0] = torch.tensor([0.0, 1.0])
+        later[:2] = torch.tensor([[torch.inf], [-torch.inf]]) if how == "overflow" else torch.nan
+        assert not loss(later, codes).isfinite()
+    assert equal(buffers(loss), before)
+    loss.train()(scores, target)
+    assert not equal(buffers(loss), before)
+
+
+@pytest.mark.filterwarnings("ignore::lightning_tpauc.errors.TPAUCAdvice")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_keeps_running_means_in_full(dtype):
+    torch.manual_seed(0)
+    plain, cast, mixed = Judged(), Judged().to(dtype), Judged()
+    x, y = torch.randn(40, 4).to(dtype), torch.randint(2, (40,))
+    scores = plain.net(x.float()).detach().to(dtype)
+    expected = plain.loss(scores.float(), y)
+    assert cast.loss.loss_unit.dtype == torch.float32
+    assert torch.equal(cast.loss(scores, y), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        value = mixed(x.float(), y)
+        again = Judged().loss(scores, y)
+    assert value.dtype == torch.float32
+    assert torch.equal(again, expected)
+    assert_close(value.detach(), plain.net(x.float()).detach().new_tensor(float(expected)), "half")
+
+
+# ---------------------------------------------------------------- where it runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("labels", [1, 3])
+def test_it_compiles_into_one_graph(labels):
+    """So nothing waits for a value on the device."""
+    torch.compiler.reset()
+    loss = double(0.7, 0.3, num_labels=labels)
+    beside = copy.deepcopy(loss)
+    compiled = torch.compile(beside, fullgraph=True, backend="aot_eager")
+    torch._dynamo.utils.counters.clear()
+    for step, (scores, target) in enumerate(batches(6, labels=labels)):
+        loss.progress = beside.progress = step / 6
+        target[:, 0] = 0.0 if step == 3 else target[:, 0]
+        ours, theirs = (scores.clone().requires_grad_() for _ in range(2))
+        loss(ours, target).backward()
+        compiled(theirs, target).backward()
+        assert_close(theirs.grad, ours.grad)
+    for name, value in loss.state_dict().items():
+        assert_close(beside.state_dict()[name], value)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    torch.compiler.reset()
+
+
+def trained(labels, shares, gather, wrap=lambda net: net):
+    """Gradients of three batches, of whose rows this process sees a share, and what the loss remembers."""
+    net, loss = nn.Linear(labels, labels).double(), double(0.7, 0.3, num_labels=labels, gather=gather)
+    nn.init.eye_(net.weight)
+    model, gradients = wrap(net), []
+    for scores, target in batches(3, labels=labels):
+        net.zero_grad()
+        loss(model(scores[shares]), target[shares]).backward()
+        gradients.append(net.weight.grad.clone())
+    return gradients, buffers(loss)
+
+
+@pytest.mark.ddp
+@pytest.mark.parametrize("labels", [1, 3])
+def test_gathered_it_is_one_process_with_the_joint_batch(labels):
+    shares = slice(None, 20), slice(20, None)
+    ranks = run_distributed(lambda rank, _: trained(labels, shares[rank], True, nn.parallel.DistributedDataParallel), 2)
+    expected = trained(labels, slice(None), False)
+    for gradients, remembered in ranks:
+        for ours, theirs in zip(gradients, expected[0], strict=True):
+            assert_close(ours, theirs)
+        for name, value in expected[1].items():
+            assert_close(remembered[name], value)
+
+
+# ---------------------------------------------------------------- what it refuses and says
+
+
+@pytest.mark.parametrize(
+    ("arguments", "scores", "labels", "said"),
+    [
+        ({}, torch.zeros(4), torch.zeros(3), r"\(4,\) and \(3,\)"),
+        ({}, torch.zeros(4, 3), torch.zeros(4, 3), "`num_labels`"),
+        ({"num_labels": 3}, torch.zeros(4), torch.zeros(4), r"\(N, 3\)"),
+        ({}, torch.zeros(4, dtype=torch.int64), torch.zeros(4), "floating"),
+        ({}, torch.zeros(()), torch.zeros(()), r"\(N,\)"),
+        ({}, torch.zeros(4), torch.tensor([0, 1, 2, 1]), "but got 2"),
+        ({}, torch.zeros(2), torch.tensor([0.5, 1.0]), "but got 0.5"),
+        ({"num_labels": 0}, None, None, "num_labels"),
+        ({"min_tpr": 1.0}, None, None, "min_tpr"),
+        ({"surrogate": "square"}, None, None, "square"),
+    ],
+)
+def test_refused_by_name(arguments, scores, labels, said):
+    with pytest.raises(ArgumentError, match=said):
+        TPAUCLoss(**arguments)(scores, labels)
+
+
+@pytest.mark.parametrize(
+    ("scores", "progress", "said"),
+    [
+        (lambda raw: raw, None, ["progress"]),
+        (lambda raw: raw, 0.0, []),
+        (lambda raw: raw.sigmoid(), 0.0, ["sigmoid"]),
+        (lambda raw: raw.sigmoid(), None, ["progress", "sigmoid"]),
+    ],
+)
+def test_advice_comes_once(scores, progress, said):
+    raw, loss = torch.randn(20, requires_grad=True), TPAUCLoss(0.7, 0.3)
+    if progress is not None:
+        loss.progress = progress
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            loss(scores(raw), torch.arange(20) % 2)
+    found = [str(each.message) for each in caught if each.category is TPAUCAdvice]
+    assert len(found) == len(said)
+    assert all(word in message for word, message in zip(said, found, strict=True))
