@@ -47,7 +47,7 @@ def sides(steps: int, workers: int, noisy: bool) -> dict[str, Callable[[], float
     """Seconds of one batch, ours and theirs."""
     data = Rows(noisy)
     labels = data.y.numpy().astype(np.int8)
-    sampler = PosNegSampler(TrainingPart(labels, np.arange(ROWS), np.arange(0)), BatchSizes(NUM_POS, NUM_NEG))
+    sampler = PosNegSampler(TrainingPart(labels, {"train": np.arange(ROWS)}), BatchSizes(NUM_POS, NUM_NEG))
     sampler.epoch_steps = steps
     options: dict[str, Any] = {"num_workers": workers, "persistent_workers": True} if workers else {}
     ours = PosNegLoader(sampler, fetcher_for(data), **options)

@@ -18,14 +18,16 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from lightning_tpauc.data.examples import (
     ArrayDataset,
     Datasets,
+    Examples,
     Fetcher,
+    Given,
     columns_of,
     fetcher_for,
     names_in,
     unaugmented,
 )
 from lightning_tpauc.data.loader import EvalLoader, PosNegLoader, training_position
-from lightning_tpauc.data.parts import EvaluatedPart, Examples, Given, PreparedData, content_digest, describe
+from lightning_tpauc.data.parts import EvaluatedPart, PreparedData, content_digest, describe
 from lightning_tpauc.data.sampler import SAMPLERS, BatchSampler, BatchSizes, current_world, sampler_of
 from lightning_tpauc.data.seeding import as_seed, say_what_seeds
 from lightning_tpauc.data.splits import Split, as_fraction, check_validation_source
@@ -39,6 +41,8 @@ SAMPLING_ARGUMENTS = (
     *("val_fraction", "num_folds", "fold", "split_seed", "seed"),
 )
 
+#: Arguments of a ``DataLoader`` that are passed on.
+WORKER_OPTIONS = ("persistent_workers", "prefetch_factor", "timeout", "worker_init_fn", "multiprocessing_context")
 # Pairs of arrays and the like are accepted, too. The command line builds data sets from class names.
 AnyDataset = Dataset | Any  # type: ignore[type-arg]  # it can't fill in a generic type
 
@@ -175,14 +179,9 @@ class PosNegDataModule(LightningDataModule):
         self.split_seed, self.seed = as_seed(split_seed, "split_seed", bits=32), as_seed(seed, "seed")
         self.num_workers, self.pin_memory, self._epoch_steps = num_workers, pin_memory, steps_per_epoch
         self.collate_fn = collate_fn
-        options = {
-            "persistent_workers": persistent_workers,
-            "prefetch_factor": prefetch_factor,
-            "timeout": timeout or None,
-            "worker_init_fn": worker_init_fn,
-            "multiprocessing_context": multiprocessing_context,
-        }
-        self.worker_options = {name: value for name, value in options.items() if value is not None}
+        values = persistent_workers, prefetch_factor, timeout or None, worker_init_fn, multiprocessing_context
+        options = zip(WORKER_OPTIONS, values, strict=True)
+        self.worker_options = {name: value for name, value in options if value is not None}
         self._raw = Datasets()
         self._dtype: type[np.floating[Any]] | None = None
         self._examples: tuple[tuple[Any, ...], tuple[str, ...] | None, dict[str, Examples]] = ((), None, {})
@@ -234,7 +233,7 @@ class PosNegDataModule(LightningDataModule):
                 rank_zero_warn(message, category=TPAUCWarning)
             say_what_seeds(self.seed, self.split_seed)
         # or by loaders of a subclass's own
-        validates = self._prepared.validates or type(self).val_dataloader is not PosNegDataModule.val_dataloader
+        validates = self._prepared.has("val") or type(self).val_dataloader is not PosNegDataModule.val_dataloader
         if stage == "fit" and self.trainer is not None and not validates:
             # Lightning warns of an empty list of loaders. It takes a hook that is not overridden for "no validation".
             self.__dict__["val_dataloader"] = MethodType(LightningDataModule.val_dataloader, self)
@@ -392,7 +391,7 @@ class PosNegDataModule(LightningDataModule):
         prepared, found = self._prepared, {f"`{name}`": getattr(self, name) for name in SAMPLING_ARGUMENTS}
         found["`steps_per_epoch`"] = self._epoch_steps
         part, examples = "val" if stage in ("fit", "validate") else stage, prepared.examples
-        if "train" in examples and (stage == "fit" or (part == "val" and prepared.splits_validation)):
+        if "train" in examples and (stage == "fit" or (part == "val" and part not in examples)):
             found["`train_dataset`"] = describe(examples["train"].dataset)
             found["rows of the training positives"] = prepared.training.fingerprint
         found[f"`{part}_dataset`"] = describe(examples[part].dataset) if part in examples else None
@@ -418,15 +417,12 @@ class PosNegDataModule(LightningDataModule):
 
     def val_dataloader(self) -> EvalLoader | list[Any]:
         """Batches of the validation set, or of the part split off from the training set; no loader without either."""
-        prepared = self._prepared
-        if not prepared.validates:
+        if not self._prepared.has("val"):
             if self.trainer is not None and self.trainer.validating:
                 msg = "There is no validation set: pass `val_dataset`, `val_fraction` or `num_folds`."
                 raise DataError(msg)
             return []
-        return self._eval_loader(
-            prepared.held_out if prepared.splits_validation else prepared.labelled("val", self._layout_of_items)
-        )
+        return self._eval_loader(self._prepared.labelled("val", self._layout_of_items))
 
     def test_dataloader(self) -> EvalLoader:
         """Batches of the test set."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import operator
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import delitem, itemgetter
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,22 +19,33 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from lightning_tpauc.data.labels import (
     NAMES,
     NOTHING,
+    are_labels,
     as_array,
-    as_positions,
+    as_groups,
+    as_weights,
     check_positions,
     entry_of,
+    find_targets,
     item_label,
+    label_keys,
+    label_names,
     numbers_of,
+    row_values,
+    rows_of_both_classes,
     same_numbers,
+    stored_values,
+    underlying,
 )
 from lightning_tpauc.data.seeding import ItemReader, seeded_items
 from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra, is_graph
-from lightning_tpauc.functional.checks import in_other_order
+from lightning_tpauc.functional.checks import in_other_order, just_counts
 
 Indices = NDArray[np.int64]
 #: ``fetch(rows, step) -> inputs``.
 Fetcher = Callable[[Indices, int], Any]
+#: An entry of the items that equals the labels in so many of each class is the label.
+_CERTAIN = 64
 
 
 class Datasets(NamedTuple):
@@ -85,7 +97,7 @@ class RowsDataset(Dataset[Any], ABC):
         """Collated inputs, without labels, of the rows (int64 array)."""
 
     def __getitem__(self, row: int) -> Any:
-        inputs, targets = _of_each(self.rows(np.array([row])), itemgetter(0)), getattr(self, "targets", None)
+        inputs, targets = _of_each(self.rows(np.array([row])), operator.itemgetter(0)), getattr(self, "targets", None)
         entries = inputs if isinstance(inputs, tuple) else (inputs,)
         return inputs if targets is None else (*entries, item_label(targets[row]))
 
@@ -149,20 +161,17 @@ class ArrayDataset(RowsDataset):
 
     def rows(self, rows: NDArray[np.int64]) -> Tensor:
         """Features of shape ``(len(rows), ...)``."""
-        host, found = host_view(self.features), None
-        change: tuple[Any, ...] = self.shift, self.scale
+        host = host_view(self.features)
         if host is None:
             device = self.features.device
             found = self.features.index_select(0, torch.from_numpy(rows).to(device))
-            change = tuple(None if value is None else torch.from_numpy(value).to(device) for value in change)
         elif hasattr(host, "toarray"):
             found = host[rows].toarray()
         else:
             found = host.take(rows, axis=0) if host.flags.c_contiguous else host[rows]
-        if change[0] is not None:
-            found = found - change[0]
-        if change[1] is not None:
-            found = found * change[1]
+        for change, value in ((operator.sub, self.shift), (operator.mul, self.scale)):
+            if value is not None:
+                found = change(found, value if host is not None else torch.from_numpy(value).to(device))
         if isinstance(found, Tensor):
             return found
         if self.dtype is not None and found.dtype.kind == "f":
@@ -239,8 +248,7 @@ def as_features(x: Any, name: str = "train_dataset") -> Any:
     """Features in a form that :class:`ArrayDataset` takes; tables become arrays."""
     wrong = ""
     if hasattr(x, "to_numpy"):
-        wrong = _without_numbers(x)
-        x = x if wrong else _numbers_of_table(x)
+        x, wrong = _numbers_of_table(x)
     elif isinstance(x, np.ndarray):
         if x.dtype.kind not in "buifc":
             wrong = f"an array of dtype {x.dtype}. Encode it as numbers"
@@ -261,23 +269,20 @@ def as_features(x: Any, name: str = "train_dataset") -> Any:
     return x
 
 
-def _without_numbers(table: Any) -> str:
-    """Which columns are no numbers, and how they become some; empty if all are."""
-    columns = [(str(column), table[column]) for column in table.columns] if is_table(table) else [("x", table)]
+def _numbers_of_table(x: Any) -> tuple[Any, str]:
+    """A table or column as an array; and what is none of numbers, and how it becomes some."""
+    columns = {str(column): x[column] for column in x.columns} if is_table(x) else {"x": x}
     # as numpy calls them; dtypes of polars have no kind, so their columns are converted
-    kinds = {c: getattr(v.dtype, "kind", None) or np.asarray(v.to_numpy()).dtype.kind for c, v in columns}
-    others = [column for column, kind in kinds.items() if kind not in "buif"]
-    dates = "dates become numbers by `(t - t.min()).dt.days`" if {*kinds.values()} & {"M", "m"} else ""
-    remedy = dates or "texts by `pd.get_dummies` of all rows together, or scikit-learn's ColumnTransformer"
-    return f"no numbers in {enumerated(others)}. Encode or drop these columns ({remedy})" if others else ""
-
-
-def _numbers_of_table(table: Any) -> NDArray[Any]:
-    array: NDArray[Any] = table.to_numpy()
+    kinds = {c: getattr(v.dtype, "kind", None) or np.asarray(v.to_numpy()).dtype.kind for c, v in columns.items()}
+    if others := [column for column, kind in kinds.items() if kind not in "buif"]:
+        dates = "dates become numbers by `(t - t.min()).dt.days`" if {*kinds.values()} & {"M", "m"} else ""
+        remedy = dates or "texts by `pd.get_dummies` of all rows together, or scikit-learn's ColumnTransformer"
+        return x, f"no numbers in {enumerated(others)}. Encode or drop these columns ({remedy})"
+    array = x.to_numpy()
     if array.dtype.kind == "O":  # columns of several kinds, which all fit into float64
-        array = table.to_numpy(dtype=np.float64, na_value=np.nan)
+        array = x.to_numpy(dtype=np.float64, na_value=np.nan)
     # a table of whole numbers alone is one of numbers, too; what is looked up by number comes as an array
-    return array if array.dtype.kind == "f" else array.astype(np.float64)
+    return array if array.dtype.kind == "f" else array.astype(np.float64), ""
 
 
 def enumerated(columns: Sequence[Any]) -> str:
@@ -286,15 +291,15 @@ def enumerated(columns: Sequence[Any]) -> str:
     return ", ".join(map(str, columns[:10])) + (f" and {rest} more" if rest > 0 else "")
 
 
-def whole(dataset: Any) -> Any:
-    """What a data set is a subset of, if it is one."""
-    return whole(dataset.dataset) if isinstance(dataset, Subset) else dataset
-
-
 def columns_of(dataset: Any) -> tuple[str, ...] | None:
     """The names of the columns of a data set made from a table, also inside subsets; ``None`` for others."""
-    dataset = whole(dataset)
-    return dataset.columns if isinstance(dataset, ArrayDataset) else None
+    inner, _ = underlying(dataset)
+    return inner.columns if isinstance(inner, ArrayDataset) else None
+
+
+def subset(inner: Any, rows: Indices | None) -> Any:
+    """The rows of a data set; itself for all of them."""
+    return inner if rows is None else Subset(inner, rows.tolist())
 
 
 def aligned(dataset: Any, known: tuple[str, ...] | None, name: str) -> Any:
@@ -311,9 +316,8 @@ def aligned(dataset: Any, known: tuple[str, ...] | None, name: str) -> Any:
             "`sample_weight` or `ids`; encode categories of all tables together."
         )
         raise DataError(msg)
-    if isinstance(dataset, Subset):
-        return Subset(aligned(dataset.dataset, known, name), dataset.indices)
-    return dataset.in_order([found.index(column) for column in known])
+    inner, rows = underlying(dataset)
+    return subset(inner.in_order([found.index(column) for column in known]), rows)
 
 
 # ---------------------------------------------------------------- data sets as users give them
@@ -354,10 +358,9 @@ def _has(x: Any, *names: str) -> bool:
 
 def unaugmented(dataset: Any) -> Any:
     """The attribute ``without_augmentation`` of a data set, also inside subsets; without it, the data set itself."""
-    if isinstance(dataset, Subset):
-        inner = unaugmented(dataset.dataset)
-        return dataset if inner is dataset.dataset else Subset(inner, dataset.indices)
-    return getattr(dataset, "without_augmentation", dataset)
+    inner, rows = underlying(dataset)
+    plain = getattr(inner, "without_augmentation", inner)
+    return dataset if plain is inner else subset(plain, rows)
 
 
 # ---------------------------------------------------------------- what is an input
@@ -386,7 +389,7 @@ class Entries(NamedTuple):
     def inputs_of(self, item: Any) -> Any:
         """The inputs in an item or in collated items: a tuple loses its label, a mapping or graph what is named."""
         if isinstance(item, (tuple, list)) and len(item):
-            item = item[0] if len(item) == 1 else without_label(item) if self.labelled else tuple(item)
+            item = _of_tuple(item, labelled=self.labelled)
         item = without(item, self.named)
         if self.known is None or not isinstance(item, Mapping):
             return item
@@ -407,13 +410,14 @@ def without(inputs: Any, keys: Iterable[str]) -> Any:
         return inputs
     kept: Any = copy.copy(inputs) if dropped else inputs
     for key in dropped:
-        (delattr if is_graph(kept) else delitem)(kept, key)
+        (delattr if is_graph(kept) else operator.delitem)(kept, key)
     return kept
 
 
-def without_label(entries: Any) -> Any:
-    """The inputs of entries that end with the label: ``(a, b, y)`` gives ``(a, b)``, and ``(a, y)`` gives a."""
-    return entries[0] if len(entries) == 2 else tuple(entries[:-1])
+def _of_tuple(entries: Any, *, labelled: bool) -> Any:
+    """The inputs in entries that may end with the label: ``(a, b, y)`` gives ``(a, b)``, and ``(a, y)`` gives a."""
+    inputs = tuple(entries[:-1] if labelled and len(entries) > 1 else entries)
+    return inputs[0] if len(inputs) == 1 else inputs
 
 
 def layout(inputs: Any, columns: tuple[str, ...] | None = None) -> Any:
@@ -444,9 +448,9 @@ def has_label(entries: Any, known: Any) -> bool | None:
     """Whether the last of several entries is a label, by the inputs that the model knows; ``None`` if it is unknown."""
     if known is None:
         return None
-    if len(entries) > 1 and _kinds(layout(without_label(entries))) == _kinds(known):
+    if len(entries) > 1 and _kinds(layout(_of_tuple(entries, labelled=True))) == _kinds(known):
         return True
-    return False if _kinds(layout(entries if len(entries) > 1 else entries[0])) == _kinds(known) else None
+    return False if _kinds(layout(_of_tuple(entries, labelled=False))) == _kinds(known) else None
 
 
 def _kinds(known: Any) -> Any:
@@ -455,18 +459,193 @@ def _kinds(known: Any) -> Any:
     return known if not isinstance(known, Mapping) else "tensor" if "columns" in known else "mapping"
 
 
+# ---------------------------------------------------------------- one data set of a run
+
+
+class Given(NamedTuple):
+    """What the arguments of a data module say of rows: where it is, or the values; see there."""
+
+    targets: Any = None
+    groups: Any = None
+    sample_weight: Any = None
+    ids: Any = None
+
+
+class Examples:
+    """One data set of a run, with its labels and what arguments say of its rows.
+
+    ``known`` are the columns that the model takes, in its order. ``has_ids`` says whether ids that came as values
+    belong to this data set; other values belong to the training set, and names to all.
+    """
+
+    def __init__(
+        self,
+        raw: Any,
+        part: str,
+        given: Given,
+        *,
+        has_ids: bool = True,
+        dtype: Any = None,
+        known: tuple[str, ...] | None = None,
+    ) -> None:
+        self.part, self.name, trains = part, f"{part}_dataset", part == "train"
+        # Names hold for all data sets, values for one of them.
+        holds = {"targets": trains or not are_labels(given.targets), "ids": has_ids}
+        said = {a: v if isinstance(v, str) or holds.get(a, trains) else None for a, v in given._asdict().items()}
+        #: What is said of the rows of this data set: values, or names under which it or its items hold them.
+        self.given = Given(**said)
+        x, y = raw if isinstance(raw, (tuple, list)) and len(raw) == 2 else (raw, None)
+        if is_table(x):
+            x, y = self._without_named_columns(x, y, given)
+            raw = x if y is None else (x, y)
+        #: The data set, before any transform.
+        self.dataset = aligned(as_dataset(raw, self.name, dtype), known, self.name)
+        self.index = self.dataset.index if isinstance(self.dataset, ArrayDataset) else None
+        keys = label_keys(self.given.targets)
+        if isinstance(self.dataset, ArrayDataset) and y is not None and keys:
+            called = list(getattr(y, "columns", [getattr(y, "name", None)]))
+            if called in ([None], list(keys)):  # a pair has its labels beside it
+                self.given = self.given._replace(targets=None)
+        #: Which entries of the items are no inputs.
+        others = frozenset(value for value in self.given[1:] if isinstance(value, str))
+        self.entries = Entries(label_keys(self.given.targets), others)
+        for argument, value in self.given._asdict().items():
+            check_order(self.index, value, f"`{argument}`", self.name)
+
+    def _without_named_columns(self, table: Any, labels: Any, given: Given) -> tuple[Any, Any]:
+        """Inputs and labels of a table; the values of columns that arguments name take the place of the names."""
+        column_names(table, self.name)
+        taken = {argument: named_columns(value, table) for argument, value in given._asdict().items()}
+        inputs = table[[column for column in table.columns if not any(column in names for names in taken.values())]]
+        index, values = index_of(table), dict[str, Any]()
+        for argument, names in taken.items():
+            value = getattr(given, argument)
+            if names and argument != "targets" and not hasattr(value, "to_numpy"):
+                values[argument] = table[names[0]].to_numpy()
+            elif isinstance(value, str) and value == getattr(index, "name", None):
+                values[argument] = index
+        by_name, msg = bool(taken["targets"]) and not hasattr(given.targets, "to_numpy"), ""
+        if self.part == "predict":
+            pass
+        elif by_name and labels is None:
+            labels = table[taken["targets"] if isinstance(given.targets, (list, tuple)) else given.targets]
+            values["targets"] = None
+        elif by_name:
+            msg = (
+                f"`targets={given.targets!r}` names columns of the table in `{self.name}`, which is a pair (inputs, "
+                "labels) and has labels already. Pass the table alone, or the pair without `targets`."
+            )
+        elif labels is None and not are_labels(self.given.targets):
+            absent = [repr(key) for key in label_keys(given.targets) or () if key not in table.columns]
+            what = f"It is unknown which column of `{self.name}` is the label"
+            if absent:
+                what = f"`targets={given.targets!r}` names columns of labels, but `{self.name}` has no {absent[0]}"
+            msg = f"{what}: name one of {enumerated(table.columns)} by `targets`, or pass a pair `(inputs, labels)`."
+        if msg:
+            raise DataError(msg)
+        self.given = self.given._replace(**values)
+        return inputs, labels
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    @cached_property
+    def labels(self) -> NDArray[np.int8]:
+        """Labels, int8 ``(n,)``, or ``(n, K)`` of several. Finding them may take a pass over all items."""
+        return find_targets(self.dataset, self.given.targets, self.name)
+
+    @cached_property
+    def label_names(self) -> tuple[str, ...] | None:
+        """Names of several labels; their numbers where they have none."""
+        return None if self.labels.ndim == 1 else label_names(self.dataset, self.given.targets, self.labels.shape[1])
+
+    def _values(self, argument: str, make: Callable[[NDArray[Any]], Any] = lambda values: values) -> Any:
+        given = getattr(self.given, argument)
+        return None if given is None else make(row_values(self.dataset, given, argument, self.name))
+
+    @cached_property
+    def groups(self) -> Indices | None:
+        """The number of each row's group; ``None`` without groups."""
+        groups: Indices | None = self._values("groups", as_groups)
+        return groups
+
+    @cached_property
+    def weights(self) -> NDArray[np.float64] | None:
+        """The weight of each row; ``None`` without weights."""
+        weights: NDArray[np.float64] | None = self._values("sample_weight", as_weights)
+        return weights
+
+    def ids(self, *, search: bool) -> NDArray[Any] | None:
+        """What each row is called: what ``ids`` says, or an index that does not just count the rows."""
+        if isinstance(self.given.ids, str) and not search and stored_values(self.dataset, [self.given.ids]) is None:
+            return None
+        if self.given.ids is None and self.index is not None and not just_counts(self.index):
+            return row_values(self.dataset, self.index, "ids", self.name)
+        ids: NDArray[Any] | None = self._values("ids")
+        return ids
+
+    def _item(self, row: int) -> Any:
+        with seeded_items(0, 0):
+            return self.dataset[int(row)]
+
+    def first_layout(self, dataset: Any) -> Any:
+        """The :func:`~lightning_tpauc.data.examples.layout` of inputs, from the first item of a data set."""
+        with seeded_items(0, 0):
+            return layout(self.entries.inputs_of(dataset[0]), columns_of(self.dataset))
+
+    def refuse_label_among_inputs(self) -> None:
+        """Raise :class:`DataError` if a column of a table, or an entry of the items, equals the labels.
+
+        That is so where labels are passed beside a table that still holds them.
+        """
+        labels, some = self.labels, rows_of_both_classes(self.labels, _CERTAIN)
+        if labels.ndim > 1 or not 5 <= int(labels.sum()) <= len(labels) - 5:
+            return
+        x, left = host_view(self.dataset.features) if isinstance(self.dataset, ArrayDataset) else None, list[str]()
+        if isinstance(x, np.ndarray) and x.ndim == 2:
+            alike = [k for k in np.flatnonzero(_tells(x[some], labels[some])) if _tells(x[:, [k]], labels)]
+            left = [repr(self.dataset.columns[k]) if self.dataset.columns else f"Column {k}" for k in alike]
+        elif x is None and isinstance(self._item(some[0]), Mapping):
+            items = [without(self._item(row), self.entries.named) for row in some]
+            alike = [
+                key
+                for key in items[0]
+                if all(same_numbers(i.get(key), y) for i, y in zip(items, labels[some], strict=True))
+            ]
+            left = [repr(key) for key in alike]
+        if left:
+            msg = (
+                f"{left[0]} in `{self.name}` equals the labels, and would be an input of the model. Name it as "
+                "`targets`, or leave it out of the inputs."
+            )
+            raise DataError(msg)
+
+
+def _tells(x: NDArray[Any], labels: NDArray[np.int8]) -> NDArray[np.bool_]:
+    """Which columns have one number where labels are 1, and another one where they are 0."""
+    pos, neg = x[labels == 1], x[labels == 0]
+    tell: NDArray[np.bool_] = (pos == pos[0]).all(axis=0) & (neg == neg[0]).all(axis=0) & (pos[0] != neg[0])
+    return tell
+
+
+def named_columns(given: Any, table: Any) -> list[Any]:
+    """The columns of a table that an argument names: by name, or as a column or table with these names."""
+    known = list(table.columns)
+    if hasattr(given, "to_numpy"):
+        names = list(given.columns) if is_table(given) else [getattr(given, "name", None)]
+        return [name for name in names if name in known]
+    names = list(given) if isinstance(given, (list, tuple)) else [given]
+    are_names = all(isinstance(name, (str, int)) and not isinstance(name, bool) and name in known for name in names)
+    return [] if not are_names or (len(names) > 1 and len(names) == len(table)) else names
+
+
 # ---------------------------------------------------------------- fetching rows
 
 
 def fetcher_for(dataset: Any, seed: int = 0, collate_fn: Any = None, entries: Entries | None = None) -> Fetcher:
     """Loads the inputs of a batch: by one index of arrays, else by ``__getitems__``, else item by item, each seeded."""
-    entries = entries or Entries()
-    inner: Any = dataset
-    indices: Indices | None = None
-    arrays: list[RowsDataset] | None = None
-    while isinstance(inner, Subset):
-        rows = as_positions(inner.indices, len(inner.dataset))  # type: ignore[arg-type]  # those of torch have one
-        indices, inner = rows if indices is None else rows[indices], inner.dataset
+    entries, (inner, indices) = entries or Entries(), underlying(dataset)
+    arrays: Sequence[RowsDataset] | None = None
     if isinstance(inner, RowsDataset):
         arrays = [inner]
     elif isinstance(inner, (Tensor, np.ndarray)):
@@ -476,27 +655,27 @@ def fetcher_for(dataset: Any, seed: int = 0, collate_fn: Any = None, entries: En
         arrays = [ArrayDataset(tensor, None) for tensor in (inner.tensors[:-1] if ends else inner.tensors)]
     if arrays is None or collate_fn is not None:
         return _FetchItems(dataset, seed, collate_fn, entries)
-    return _FetchArrays(arrays, indices, entries)
+    # `rows` has left out labels in the usual places
+    return partial(_fetch_arrays, arrays, indices, entries.others.union(entries.label or ()))
 
 
-class _FetchArrays:
-    """Fetches rows of one array, or a tuple of rows of several arrays."""
-
-    def __init__(self, arrays: Sequence[RowsDataset], indices: Indices | None, entries: Entries) -> None:
-        self.arrays, self.indices = arrays, indices
-        self.named = entries.others.union(entries.label or ())  # `rows` has left out labels in the usual places
-
-    def __call__(self, rows: Indices, step: int) -> Any:  # noqa: ARG002  # one signature for all fetchers
-        rows = rows if self.indices is None else self.indices[rows]
-        found = [array.rows(rows) for array in self.arrays]
-        return without(found[0], self.named) if len(found) == 1 else tuple(found)
+def _fetch_arrays(
+    arrays: Sequence[RowsDataset],
+    indices: Indices | None,
+    named: frozenset[str],
+    rows: Indices,
+    step: int,  # noqa: ARG001  # one signature for all fetchers
+) -> Any:
+    """Rows of one array, or a tuple of rows of several arrays."""
+    found = [array.rows(rows if indices is None else indices[rows]) for array in arrays]
+    return without(found[0], named) if len(found) == 1 else tuple(found)
 
 
 class _FetchItems:
     def __init__(self, dataset: Any, seed: int, collate_fn: Any, entries: Entries) -> None:
         self.dataset, self.seed, self.collate_fn, self.entries = dataset, seed, collate_fn, entries
         self.reader = ItemReader(seed)
-        self.reads_batches = hasattr(whole(dataset), "__getitems__")  # a Subset has the method in any case
+        self.reads_batches = hasattr(underlying(dataset)[0], "__getitems__")  # a Subset has the method in any case
 
     def __call__(self, rows: Indices, step: int) -> Any:
         items = self.items(rows.tolist(), step)
@@ -530,18 +709,14 @@ class _FetchItems:
             reseed(-1 if rows is None else -1 - int(rows[0]))
             batch = self.collate_fn(items)
         labels = [entry_of(item, self.entries.label) if self.entries.labelled else NOTHING for item in items]
-        labelled = not any(label is NOTHING for label in labels)
-        keys: Any = items[0] if isinstance(items[0], Mapping) else ()
-        left_out = self.entries.named.union(name for name in NAMES if name not in keys)
-        is_tuple, right = type(batch) in (tuple, list), True
+        labelled, is_tuple, right = all(label is not NOTHING for label in labels), type(batch) in (tuple, list), True
+        left_out = self.entries.named.union({*NAMES} - {*(items[0] if isinstance(items[0], Mapping) else ())})
         if labelled and is_tuple:
             right = len(batch) > 1 and same_numbers(batch[-1], labels)
         elif labelled and isinstance(batch, Mapping):
             own = [numbers_of(batch[key]) for key in batch if key in left_out - self.entries.others]
             right = all(same_numbers(entry, labels) for entry in own if len(entry) == len(labels))
-        if is_tuple and right:
-            batch = without_label(batch) if labelled else batch[0] if len(batch) == 1 else tuple(batch)
-        batch = without(batch, left_out)
+        batch = without(_of_tuple(batch, labelled=labelled) if is_tuple and right else batch, left_out)
         parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple) else [batch]
         shapes = [tuple(part.shape[:2]) for part in parts if isinstance(part, Tensor) and part.ndim]
         # Some batches have the examples on their second axis.
@@ -585,7 +760,7 @@ def collate_with_rows(fetch: Fetcher | None, rows: Indices | None, step: int, ot
     if fetch is None or rows is None:
         return collate_items(others)
     together = fetch(rows, step)
-    return collate_items([_of_each(together, itemgetter(k)) for k in range(len(rows))] + others)
+    return collate_items([_of_each(together, operator.itemgetter(k)) for k in range(len(rows))] + others)
 
 
 def _of_each(inputs: Any, change: Callable[[Any], Any]) -> Any:

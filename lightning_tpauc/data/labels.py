@@ -58,15 +58,12 @@ def find_targets(dataset: Any, targets: Any = None, name: str = "train_dataset")
         f"Found no label in the items of `{name}` (looked for {', '.join(map(repr, keys or NAMES))}). Pass a pair "
         "`(x, y)`, `targets=array_of_labels`, or `targets='name'` of the attribute or key that holds them."
     )
-    # Augmentations and target transforms may draw random numbers here. The state of the generators is restored.
-    with seeded_items(0, 0):
-        found = targets if given else ruled(find_values(dataset, keys, f"the labels of {name}", absent), targets)
-        labels = binary_labels(found, name)
-        if len(labels) != len(dataset):
-            msg = f"Expected one label for each of the {len(dataset)} items of `{name}`, but got {len(labels)} labels."
-            raise DataError(msg)
-        differing = None if given else disagreement(dataset, labels, targets)
-    if differing:
+    found = targets if given else ruled(find_values(dataset, keys, f"the labels of {name}", absent), targets)
+    labels = binary_labels(found, name)
+    if len(labels) != len(dataset):
+        msg = f"Expected one label for each of the {len(dataset)} items of `{name}`, but got {len(labels)} labels."
+        raise DataError(msg)
+    if not given and (differing := disagreement(dataset, labels, targets)):
         msg = (
             f"`{name}` keeps other labels than its items have: {differing}. Pass the right ones as "
             "`targets=array_of_labels`, or let the items end with the label."
@@ -97,23 +94,18 @@ def ruled(labels: Any, targets: Any) -> Any:
 
 def disagreement(dataset: Any, labels: NDArray[np.int8], targets: Any) -> str | None:
     """Where labels differ from those of a few items of each class; ``None`` if they agree, or items have none."""
-    keys = label_keys(targets)
-    rows = rows_of_both_classes(labels, _COMPARED)
-    entries = [entry_of(dataset[int(row)], None if keys and keys[0] in NAMES else keys) for row in rows]
+    keys, rows = label_keys(targets), rows_of_both_classes(labels, _COMPARED)
+    with seeded_items(0, 0):  # augmentations and target transforms may draw random numbers
+        entries = [entry_of(dataset[int(row)], None if keys and keys[0] in NAMES else keys) for row in rows]
     if not entries or any(entry is NOTHING for entry in entries):
         return None
-    has = [numbers_of(ruled([entry], targets)[0]) for entry in entries]
-    # An item may have several numbers: several labels, or a one-hot code. One of them must always agree.
-    agree: list[Any] = [
-        [same_numbers(own, np.where(labels[row] < 0, np.nan, labels[row]))] if labels.ndim == 2 else own == labels[row]
-        for own, row in zip(has, rows, strict=True)
-    ]
-    if any(all(column) for column in zip(*agree, strict=False)):
-        return None
-    wrong = next((k for k, numbers in enumerate(agree) if not any(numbers)), 0)
-    own = has[wrong].tolist()
-    shown = repr(own[0]) if len(own) == 1 else str(own) if len(own) == labels[0].size else f"{len(own)} numbers"
-    return f"{labels[rows[wrong]]} for item {rows[wrong]}, which itself has {shown}"
+    for row, entry in zip(rows, entries, strict=True):
+        label, own = np.where(labels[row] < 0, np.nan, labels[row]).reshape(-1), numbers_of(ruled([entry], targets)[0])
+        # a one-hot code, or another label beside this one, has more numbers: it contradicts nobody
+        if own.shape == label.shape and not same_numbers(own, label):
+            shown = repr(own[0].item()) if len(own) == 1 else str(own.tolist())
+            return f"{labels[row]} for item {row}, which itself has {shown}"
+    return None
 
 
 def numbers_of(entry: Any) -> NDArray[Any]:
@@ -139,22 +131,23 @@ def rows_of_both_classes(labels: NDArray[np.int8], count: int) -> Indices:
 
 def find_values(dataset: Any, keys: Sequence[str] | None, what: str, absent: str) -> Any:
     """What a data set stores under names, or else what its items have there; refused by ``absent`` if one has none."""
-    stored = stored_values(dataset, keys)
-    if stored is not None:
-        return stored
-    found: list[Any] = []
-    for row in tqdm(range(len(dataset)), f"Reading {what}", leave=False, disable=None):  # on terminals
-        found.append(entry_of(dataset[row], keys))
-        if found[-1] is NOTHING:
-            raise DataError(absent)
-    return found
+    with seeded_items(0, 0):  # augmentations and target transforms may draw random numbers
+        stored, found = stored_values(dataset, keys), list[Any]()
+        if stored is not None:
+            return stored
+        for row in tqdm(range(len(dataset)), f"Reading {what}", leave=False, disable=None):  # on terminals
+            found.append(entry_of(dataset[row], keys))
+            if found[-1] is NOTHING:
+                raise DataError(absent)
+        return found
 
 
 def stored_values(dataset: Any, keys: Sequence[str] | None = None) -> Any:
     """Values that a data set stores under names, unchecked; ``None`` if it stores none. ``keys=None``: its labels."""
-    if isinstance(dataset, Subset):
-        inner = stored_values(dataset.dataset, keys)
-        return None if inner is None else as_array(inner)[as_positions(dataset.indices, len(inner))]
+    inner, rows = underlying(dataset)
+    if rows is not None:
+        stored = stored_values(inner, keys)
+        return None if stored is None else as_array(stored)[rows]
     if isinstance(dataset, ConcatDataset):
         parts = [stored_values(part, keys) for part in dataset.datasets]
         return None if any(p is None for p in parts) else np.concatenate([_in_columns(as_array(p), "") for p in parts])
@@ -178,12 +171,12 @@ def label_names(dataset: Any, targets: Any, count: int) -> tuple[str, ...]:
 
     Labels without names are called by their numbers.
     """
-    keys = label_keys(targets)
-    while isinstance(dataset, (Subset, ConcatDataset)):
-        dataset = dataset.dataset if isinstance(dataset, Subset) else dataset.datasets[0]
-    places: list[Any] = [targets, *(getattr(dataset, name, None) for name in keys or NAMES)]
+    keys, (inner, _) = label_keys(targets), underlying(dataset)
+    if isinstance(inner, ConcatDataset):
+        return label_names(inner.datasets[0], targets, count)
+    places: list[Any] = [targets, *(getattr(inner, name, None) for name in keys or NAMES)]
     tables = (place.columns for place in places if hasattr(place, "columns"))
-    found: Any = keys if keys and len(keys) > 1 else next(tables, getattr(dataset, "label_names", None))
+    found: Any = keys if keys and len(keys) > 1 else next(tables, getattr(inner, "label_names", None))
     return tuple(map(str, range(count) if found is None or len(found) != count else found))
 
 
@@ -215,8 +208,7 @@ def as_array(values: Any, name: str = "targets") -> NDArray[Any]:
         return np.where(np.ma.getmaskarray(values), np.nan, values.data)
     try:
         if isinstance(values, (list, tuple)) and any(isinstance(value, (Tensor, np.ndarray)) for value in values):
-            parts = [as_array(value) for value in values]
-            return np.stack([part.squeeze() for part in parts] if all(part.size == 1 for part in parts) else parts)
+            return np.stack([as_array(value).squeeze() for value in values])
         return np.asarray(values)
     except (RuntimeError, TypeError, ValueError) as error:  # rows of different lengths
         msg = f"Expected one label per example in `{name}`, but it makes no array: {error}"
@@ -307,8 +299,7 @@ def row_values(dataset: Any, given: Any, argument: str, name: str = "train_datas
             f"`{argument}={given!r}` is neither a column of the table, nor an attribute of `{name}`, nor a key of its "
             f"items. Pass an array with one value for each of the {len(dataset)} items."
         )
-        with seeded_items(0, 0):  # an augmentation that draws numbers leaves the generators as they were
-            given = find_values(dataset, [given], f"{given!r} of {name}", absent)
+        given = find_values(dataset, [given], f"{given!r} of {name}", absent)
     if getattr(given, "nlevels", 1) > 1:  # an index of pandas
         given = [f"({', '.join(map(str, entry))})" for entry in given]
     values = as_array(given, argument)
@@ -354,29 +345,28 @@ def as_weights(values: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def as_positions(indices: Any, count: int, name: str = "train_dataset") -> Indices:
-    """Indices of a :class:`~torch.utils.data.Subset` as positions from 0 on; a mask and a pandas Series are refused.
-
-    torch reads a mask as the items 0 and 1 over and over, and a Series by its row labels.
-    """
+    """Indices of a :class:`~torch.utils.data.Subset` as positions from 0 on. A mask is refused."""
     array = np.asarray(indices.cpu() if isinstance(indices, Tensor) else indices)
-    # One zero or one for each item must be a mask: as indices, it would repeat the first two items only.
-    mask = array.dtype.kind == "b" or (2 < array.size == count and {*np.unique(array).tolist()} == {0, 1})
-    if mask or hasattr(indices, "iloc"):
-        msg = (
-            f"Subset in `{name}` has a {'mask' if mask else 'Series of pandas'} as indices, which would not be read as "
-            f"positions. Pass these: `Subset(..., {'np.flatnonzero(mask)' if mask else 'indices.to_numpy()'})`."
-        )
+    if array.dtype.kind == "b":
+        msg = f"Subset in `{name}` has a mask as indices. Pass positions: `Subset(..., np.flatnonzero(mask))`."
         raise DataError(msg)
     positions = array.astype(np.int64)
     return np.where(positions < 0, positions + count, positions)
 
 
+def underlying(dataset: Any, name: str = "train_dataset") -> tuple[Any, Indices | None]:
+    """What a data set is a subset of, itself no subset, and the positions there by :func:`as_positions`."""
+    rows: Indices | None = None
+    while isinstance(dataset, Subset):
+        own = as_positions(dataset.indices, len(dataset.dataset), name)  # type: ignore[arg-type]  # torch's have one
+        rows, dataset = own if rows is None else own[rows], dataset.dataset
+    return dataset, rows
+
+
 def check_positions(dataset: Any, name: str = "train_dataset") -> None:
     """Check the indices of subsets, also of those inside, by :func:`as_positions`."""
-    if isinstance(dataset, Subset):
-        as_positions(dataset.indices, len(dataset.dataset), name)  # type: ignore[arg-type]  # those of torch have one
-        check_positions(dataset.dataset, name)
-    for part in dataset.datasets if isinstance(dataset, ConcatDataset) else ():
+    inner, _ = underlying(dataset, name)
+    for part in inner.datasets if isinstance(inner, ConcatDataset) else ():
         check_positions(part, name)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,19 +19,12 @@ from lightning_tpauc.data.examples import (
     ArrayDataset,
     Datasets,
     Entries,
+    Examples,
     RowsDataset,
-    aligned,
-    as_dataset,
-    check_order,
-    column_names,
-    columns_of,
     enumerated,
     fetcher_for,
     has_label,
-    host_view,
-    index_of,
     is_table,
-    layout,
     names_in,
     unaugmented,
 )
@@ -39,196 +32,23 @@ from lightning_tpauc.data.labels import (
     NOTHING,
     are_labels,
     as_array,
-    as_groups,
-    as_weights,
     disagreement,
     entry_of,
-    find_targets,
-    label_keys,
-    label_names,
-    row_values,
-    rows_of_both_classes,
-    same_numbers,
     stored_values,
+    underlying,
 )
 from lightning_tpauc.data.sampler import LabelRows, WeightedIndices
 from lightning_tpauc.data.seeding import Purpose, seeded_items
 from lightning_tpauc.data.splits import Split
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
-from lightning_tpauc.functional.checks import just_counts
 
 #: Fits preprocessing on rows of the training set, and returns transformed data sets.
 FitTransforms = Callable[[Datasets, NDArray[np.int64]], Datasets]
-#: An entry of the items that equals the labels in so many of each class is the label.
-_CERTAIN = 64
 #: So many numbers of data in memory tell these data from others.
 _NUMBERS = 2**24
 #: Of a set that makes its items one by one, and of a list of others than numbers and texts, so many are read.
 _ITEMS = 256
 _PLAIN = (bool, int, float, complex, str, bytes)
-
-
-class Given(NamedTuple):
-    """What the arguments of a data module say of rows: where it is, or the values; see there."""
-
-    targets: Any = None
-    groups: Any = None
-    sample_weight: Any = None
-    ids: Any = None
-
-
-class Examples:
-    """One data set of a run, with its labels and what arguments say of its rows.
-
-    ``known`` are the columns that the model takes, in its order. ``has_ids`` says whether ids that came as values
-    belong to this data set; other values belong to the training set, and names to all.
-    """
-
-    def __init__(
-        self,
-        raw: Any,
-        part: str,
-        given: Given,
-        *,
-        has_ids: bool = True,
-        dtype: Any = None,
-        known: tuple[str, ...] | None = None,
-    ) -> None:
-        self.part, self.name, trains = part, f"{part}_dataset", part == "train"
-        # Names hold for all data sets, values for one of them.
-        holds = {"targets": trains or not are_labels(given.targets), "ids": has_ids}
-        said = {a: v if isinstance(v, str) or holds.get(a, trains) else None for a, v in given._asdict().items()}
-        #: What is said of the rows of this data set: values, or names under which it or its items hold them.
-        self.given = Given(**said)
-        x, y = raw if isinstance(raw, (tuple, list)) and len(raw) == 2 else (raw, None)
-        if is_table(x):
-            x, y = self._without_named_columns(x, y, given)
-            raw = x if y is None else (x, y)
-        #: The data set, before any transform.
-        self.dataset = aligned(as_dataset(raw, self.name, dtype), known, self.name)
-        self.index = self.dataset.index if isinstance(self.dataset, ArrayDataset) else None
-        keys = label_keys(self.given.targets)
-        if isinstance(self.dataset, ArrayDataset) and y is not None and keys:
-            called = list(getattr(y, "columns", [getattr(y, "name", None)]))
-            if called in ([None], list(keys)):  # a pair has its labels beside it
-                self.given = self.given._replace(targets=None)
-        #: Which entries of the items are no inputs.
-        others = frozenset(value for value in self.given[1:] if isinstance(value, str))
-        self.entries = Entries(label_keys(self.given.targets), others)
-        for argument, value in self.given._asdict().items():
-            check_order(self.index, value, f"`{argument}`", self.name)
-
-    def _without_named_columns(self, table: Any, labels: Any, given: Given) -> tuple[Any, Any]:
-        """Inputs and labels of a table; the values of columns that arguments name take the place of the names."""
-        column_names(table, self.name)
-        named = {argument: named_columns(value, table) for argument, value in given._asdict().items()}
-        by_name = [
-            argument for argument, names in named.items() if names and not hasattr(getattr(given, argument), "to_numpy")
-        ]
-        values = {argument: table[named[argument][0]].to_numpy() for argument in by_name if argument != "targets"}
-        index = index_of(table)
-        for argument, value in given._asdict().items():
-            if argument not in by_name and isinstance(value, str) and value == getattr(index, "name", None):
-                values[argument] = index
-        self.given = self.given._replace(**values)
-        dropped = {name for names in named.values() for name in names}
-        inputs = table[[column for column in table.columns if column not in dropped]] if dropped else table
-        if self.part == "predict":
-            return inputs, labels
-        if "targets" in by_name and labels is None:
-            self.given = self.given._replace(targets=None)
-            return inputs, table[given.targets if isinstance(given.targets, (str, int)) else named["targets"]]
-        msg = ""
-        if "targets" in by_name:
-            msg = (
-                f"`targets={given.targets!r}` names columns of the table in `{self.name}`, which is a pair (inputs, "
-                "labels) and has labels already. Pass the table alone, or the pair without `targets`."
-            )
-        elif labels is None and not are_labels(self.given.targets):
-            absent = [repr(key) for key in label_keys(given.targets) or () if key not in table.columns]
-            what = f"It is unknown which column of `{self.name}` is the label"
-            if absent:
-                what = f"`targets={given.targets!r}` names columns of labels, but `{self.name}` has no {absent[0]}"
-            msg = f"{what}: name one of {enumerated(table.columns)} by `targets`, or pass a pair `(inputs, labels)`."
-        if msg:
-            raise DataError(msg)
-        return inputs, labels
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    @cached_property
-    def labels(self) -> NDArray[np.int8]:
-        """Labels, int8 ``(n,)``, or ``(n, K)`` of several. Finding them may take a pass over all items."""
-        return find_targets(self.dataset, self.given.targets, self.name)
-
-    @cached_property
-    def label_names(self) -> tuple[str, ...] | None:
-        """Names of several labels; their numbers where they have none."""
-        return None if self.labels.ndim == 1 else label_names(self.dataset, self.given.targets, self.labels.shape[1])
-
-    def values_of(self, argument: str) -> NDArray[Any] | None:
-        """What ``groups`` or ``sample_weight`` say of each row; ``None`` if they say nothing."""
-        given = getattr(self.given, argument)
-        return None if given is None else row_values(self.dataset, given, argument, self.name)
-
-    def ids(self, *, search: bool) -> NDArray[Any] | None:
-        """What each row is called: what ``ids`` says, or an index that does not just count the rows."""
-        if isinstance(self.given.ids, str) and not search and stored_values(self.dataset, [self.given.ids]) is None:
-            return None
-        if self.given.ids is None and self.index is not None and not just_counts(self.index):
-            return row_values(self.dataset, self.index, "ids", self.name)
-        return self.values_of("ids")
-
-    def first_layout(self, dataset: Any) -> Any:
-        """The :func:`~lightning_tpauc.data.examples.layout` of inputs, from the first item of a data set."""
-        with seeded_items(0, 0):
-            return layout(self.entries.inputs_of(dataset[0]), columns_of(self.dataset))
-
-    def refuse_label_among_inputs(self) -> None:
-        """Raise :class:`DataError` if a column of a table, or an entry of the items, equals the labels.
-
-        That is so where labels are passed beside a table that still holds them.
-        """
-        labels, some = self.labels, rows_of_both_classes(self.labels, _CERTAIN)
-        if labels.ndim > 1 or not 5 <= int(labels.sum()) <= len(labels) - 5:
-            return
-        left: list[Any] = []
-        x = host_view(self.dataset.features) if isinstance(self.dataset, ArrayDataset) else None
-        if isinstance(x, np.ndarray) and x.ndim == 2:
-            alike = [k for k in np.flatnonzero(_tells(x[some], labels[some])) if _tells(x[:, [k]], labels)]
-            left = [repr(self.dataset.columns[k]) if self.dataset.columns else f"Column {k}" for k in alike]
-        elif x is None:
-            with seeded_items(0, 0):
-                first = self.dataset[int(some[0])]
-                keys = first.keys() - self.entries.named if isinstance(first, Mapping) else set()
-                for key in keys:
-                    if all(same_numbers(self.dataset[int(row)].get(key), labels[row]) for row in some):
-                        left.append(repr(key))
-        if left:
-            msg = (
-                f"{left[0]} in `{self.name}` equals the labels, and would be an input of the model. Name it as "
-                "`targets`, or leave it out of the inputs."
-            )
-            raise DataError(msg)
-
-
-def _tells(x: NDArray[Any], labels: NDArray[np.int8]) -> NDArray[np.bool_]:
-    """Which columns have one number where labels are 1, and another one where they are 0."""
-    pos, neg = x[labels == 1], x[labels == 0]
-    tell: NDArray[np.bool_] = (pos == pos[0]).all(axis=0) & (neg == neg[0]).all(axis=0) & (pos[0] != neg[0])
-    return tell
-
-
-def named_columns(given: Any, table: Any) -> list[Any]:
-    """The columns of a table that an argument names: by name, or as a column or table with these names."""
-    known = list(table.columns)
-    if hasattr(given, "to_numpy"):
-        names = list(given.columns) if is_table(given) else [getattr(given, "name", None)]
-        return [name for name in names if name in known]
-    names = list(given) if isinstance(given, (list, tuple)) else [given]
-    are_names = all(isinstance(name, (str, int)) and not isinstance(name, bool) and name in known for name in names)
-    return [] if not are_names or (len(names) > 1 and len(names) == len(table)) else names
 
 
 class EvaluatedPart(NamedTuple):
@@ -242,27 +62,27 @@ class EvaluatedPart(NamedTuple):
 
 
 class TrainingPart:
-    """Labels of the training set, ``(n,)`` or ``(n, K)``; the rows that train, those of weight 0 left out."""
+    """Labels of the training set, ``(n,)`` or ``(n, K)``, and its rows by what they are for.
+
+    ``parts`` holds the rows that train under ``"train"``, and those that are split off under the names of the parts.
+    Rows of weight 0 do not train.
+    """
 
     def __init__(
         self,
         labels: NDArray[np.int8],
-        rows: NDArray[np.int64],
-        held_out: NDArray[np.int64],
+        parts: Mapping[str, NDArray[np.int64]],
         names: tuple[str, ...] | None = None,
         weights: NDArray[np.float64] | None = None,
     ) -> None:
-        self.labels, self.weights, self.held_out = labels, weights, held_out
+        self.labels, self.parts, self.weights, rows = labels, parts, weights, parts["train"]
         self.rows = rows if weights is None else rows[weights[rows] > 0]
         #: What is known of several labels; ``None`` with one.
-        self.tasks: LabelRows | None = None
-        if names is not None:
-            self.tasks = LabelRows(labels, self.rows, names)
-            self.by_class = self.tasks.some_positive, self.tasks.negatives
-        else:
-            #: Training rows of the positives and of the negatives. ``index`` counts the positives in this order. With
-            #: several labels, rows that are positive, and rows that are negative, for at least one.
-            self.by_class = self.rows[labels[self.rows] == 1], self.rows[labels[self.rows] == 0]
+        self.tasks = None if names is None else LabelRows(labels, self.rows, names)
+        of_class = (labels.reshape(len(labels), -1)[self.rows] == value for value in (1, 0))
+        #: Training rows of the positives and of the negatives. ``index`` counts the positives in this order. With
+        #: several labels, rows that are positive, and rows that are negative, for at least one.
+        self.by_class = tuple(self.rows[found.any(axis=1)] for found in of_class)
 
     @property
     def num_positives(self) -> Any:
@@ -296,21 +116,20 @@ class PreparedData:
         if train is None:
             msg = "There is no training set: pass `train_dataset`, and call `setup('fit')` first."
             raise DataError(msg)
-        weights, groups = train.values_of("sample_weight"), train.values_of("groups")
-        weights = None if weights is None else as_weights(weights)
+        weights, groups = train.weights, train.groups
         labels = train.labels if self.negatives is None else _labels_of_positives(train)
         if self.negatives is None:
             train.refuse_label_among_inputs()
             _say_most_are_positive(labels)
-        elif self.split.parts is not None:
-            msg = f"`{self.split.parts}` can't split a stream of `negatives`. Pass a `val_dataset` with both classes."
+        elif argument := self.split.argument_of("val"):
+            msg = f"`{argument}` can't split a stream of `negatives`. Pass a `val_dataset` with both classes."
             raise ArgumentError(msg)
         if weights is not None and labels.ndim == 2:
             msg = "`sample_weight` weighs the examples of one label. Leave it out, or pass one column of labels."
             raise ArgumentError(msg)
         names = None if labels.ndim == 1 else train.label_names
-        parts = self.split.cut(labels, None if groups is None else as_groups(groups), names)
-        return TrainingPart(labels, *parts, names, weights)
+        parts = self.split.cut(labels, groups, names)
+        return TrainingPart(labels, parts, names, weights)
 
     @cached_property
     def datasets(self) -> Datasets:
@@ -320,15 +139,12 @@ class PreparedData:
             return given
         return self._fit_transforms(given, self.training.rows)
 
-    @property
-    def splits_validation(self) -> bool:
-        """Whether the validation set is split off from the training set."""
-        return "val" not in self.examples and "train" in self.examples and self.split.parts is not None
+    def has(self, part: str) -> bool:
+        """Whether there is such a part, of its own or split off from the training set."""
+        return part in self.examples or self._is_split_off(part)
 
-    @property
-    def validates(self) -> bool:
-        """Whether there is a validation set, of its own or split off."""
-        return "val" in self.examples or self.splits_validation
+    def _is_split_off(self, part: str) -> bool:
+        return part not in self.examples and "train" in self.examples and self.split.argument_of(part) is not None
 
     def require(self, part: str) -> Examples:
         """The examples of a part."""
@@ -338,24 +154,30 @@ class PreparedData:
         return self.examples[part]
 
     def labelled(self, part: str, known: Any) -> EvaluatedPart:
-        """The validation or test set with its labels; ``known`` is the layout of the inputs that the model takes."""
-        examples = self.require(part)
-        self._refuse_other_labels(examples)
-        rows, entries = np.arange(len(examples)), examples.entries._replace(known=names_in(known, "keys"))
-        return EvaluatedPart(getattr(self.datasets, part), rows, examples.labels, entries, examples.ids(search=False))
+        """A part with its labels, of its own or split off; ``known`` is the layout of inputs that the model takes."""
+        splits = self._is_split_off(part)
+        examples = self.require("train" if splits else part)
+        if splits:
+            rows, labels, _ = self.training.parts[part], self.training.labels, self._is_random
+        else:
+            self._refuse_other_labels(examples)
+            rows, labels = np.arange(len(examples)), examples.labels
+        ids, entries = examples.ids(search=False), examples.entries._replace(known=names_in(known, "keys"))
+        ids = np.arange(len(examples)) if splits and ids is None else ids
+        dataset = getattr(self.datasets, examples.part)
+        return EvaluatedPart(dataset, rows, labels[rows], entries, None if ids is None else ids[rows])
 
     def _refuse_other_labels(self, part: Examples) -> None:
         """Raise :class:`DataError` if a part is judged by other labels than those that train, or in another order."""
-        train, msg = self.examples.get("train"), ""
+        train, msg, differing = self.examples.get("train"), "", None
         if train is not None and are_labels(train.given.targets) and self.negatives is None:
-            with seeded_items(0, 0):
-                differing = disagreement(train.dataset, train.labels, None)
-            if differing:
-                msg = (
-                    "`targets` are the labels of `train_dataset` alone, and they are not what its items have: "
-                    f"{differing}. `{part.name}` would be judged by the labels of its items. Pass a name, or a "
-                    "function such as `targets=lambda label: label == 1`, which hold for all parts, or pairs (x, y)."
-                )
+            differing = disagreement(train.dataset, train.labels, None)
+        if differing:
+            msg = (
+                "`targets` are the labels of `train_dataset` alone, and they are not what its items have: "
+                f"{differing}. `{part.name}` would be judged by the labels of its items. Pass a name, or a "
+                "function such as `targets=lambda label: label == 1`, which hold for all parts, or pairs (x, y)."
+            )
         if "training" in self.__dict__ and part.label_names != self.label_names:
             names, found = self.label_names or ("one label",), part.label_names or ("one label",)
             if found != tuple(map(str, range(len(names)))):  # labels without names stand in their order
@@ -367,11 +189,11 @@ class PreparedData:
             raise DataError(msg)
 
     @cached_property
-    def held_out(self) -> EvaluatedPart:
-        """The part that is split off from the training set."""
-        dataset, rows, train = self.datasets.train, self.training.held_out, self.examples["train"]
+    def _is_random(self) -> bool:
+        """Whether what is split off from the training set is augmented, which is said when it is first asked for."""
+        dataset, rows = self.datasets.train, self.training.parts["train"][:4].tolist()
         items = getattr(fetcher_for(dataset), "items", None)  # of what is read item by item
-        differ = items and len({content_digest(items(rows[:4].tolist(), step)) for step in (0, 1)}) > 1
+        differ = items and len({content_digest(items(rows, step)) for step in (0, 1)}) > 1
         if differ and unaugmented(dataset) is dataset:
             rank_zero_warn(
                 "The items of `train_dataset` are random, augmented perhaps, and so are those that validate. Give the "
@@ -379,16 +201,13 @@ class PreparedData:
                 "`val_dataset`.",
                 category=TPAUCWarning,
             )
-        ids = train.ids(search=False)
-        return EvaluatedPart(
-            dataset, rows, self.training.labels[rows], train.entries, rows if ids is None else ids[rows]
-        )
+        return bool(differ)
 
     def predicted(self, known: Any) -> EvaluatedPart:
         """The data to predict on, or the part that is split off for validation; labels are left out and not read."""
-        if "predict" not in self.examples and self.splits_validation:
-            ids = self.examples["train"].ids(search=True)
-            return self.held_out if ids is None else self.held_out._replace(ids=ids[self.held_out.rows])
+        if "predict" not in self.examples and self._is_split_off("val"):
+            part, ids = self.labelled("val", known), self.examples["train"].ids(search=True)
+            return part if ids is None else part._replace(ids=ids[part.rows])
         examples, dataset = self.require("predict"), unaugmented(self.datasets.predict)
         with seeded_items(0, 0):
             labelled = isinstance(dataset, (Tensor, RowsDataset)) or _ends_with_label(dataset[0], known)
@@ -409,13 +228,12 @@ class PreparedData:
         With several labels, the rows that are positive for some label, and the others that are negative for some.
         """
         training, tasks = self.training, self.training.tasks
-        parts = training.by_class if tasks is None else (tasks.some_positive, tasks.others)
-        if training.weights is not None and len(parts[1]):
-            drawn = WeightedIndices(training.weights[parts[1]], len(parts[1]), seed, Purpose.SCORING)
-            parts = parts[0], parts[1][drawn.batches(0, 1)[0]]
-        dataset, entries = self.datasets.train, self.examples["train"].entries
-        pos, neg = (EvaluatedPart(dataset, rows, training.labels[rows], entries) for rows in parts)
-        return pos, neg
+        positives, negatives = training.by_class if tasks is None else (tasks.some_positive, tasks.others)
+        if training.weights is not None and len(negatives):
+            drawn = WeightedIndices(training.weights[negatives], len(negatives), seed, Purpose.SCORING)
+            negatives = negatives[drawn.batches(0, 1)[0]]
+        make = partial(EvaluatedPart, self.datasets.train, entries=self.examples["train"].entries)
+        return make(positives, training.labels[positives]), make(negatives, training.labels[negatives])
 
 
 def _ends_with_label(item: Any, known: Any) -> bool:
@@ -423,7 +241,7 @@ def _ends_with_label(item: Any, known: Any) -> bool:
     if not isinstance(item, (tuple, list)) or len(item) < 2:
         return True
     labelled = has_label(item, known)
-    if labelled is None and not (len(item) == 2 and np.size(as_array(item[1])) == 1):
+    if labelled is None and (len(item) > 2 or np.size(as_array(item[1])) != 1):
         msg = (
             f"Nobody knows whether the last of the {len(item)} entries of the items of `predict_dataset` is a label: "
             "pass `train_dataset`, too, or predict with a trained module; or let the items be `((a, b), label)`."
@@ -437,15 +255,15 @@ def _labels_of_positives(train: Examples) -> NDArray[np.int8]:
     stored = train.given.targets is not None or stored_values(train.dataset) is not None
     if not stored and entry_of(train.dataset[0], None) is NOTHING:
         return np.ones(len(train), dtype=np.int8)
-    labels = train.labels
-    if labels.ndim == 2 or not labels.all():
-        found = f"its labels have {labels.shape[1]} columns" if labels.ndim == 2 else f"{(labels == 0).sum()} are 0"
+    if train.labels.ndim == 2 or not train.labels.all():
+        columns, zeros = train.labels.shape[1:], (train.labels == 0).sum()
         msg = (
             "Expected `train_dataset` to hold positives of one label beside a stream of `negatives`, but "
-            f"{found}. Choose one column, and put the negatives into the stream."
+            f"{f'its labels have {columns[0]} columns' if columns else f'{zeros} are 0'}. Choose one column, and put "
+            "the negatives into the stream."
         )
         raise DataError(msg)
-    return labels
+    return train.labels
 
 
 def _say_most_are_positive(labels: NDArray[np.int8]) -> None:
@@ -479,10 +297,10 @@ def content_digest(*values: Any) -> str:
 def _add(digest: Any, value: Any, reseed: Callable[[int], None]) -> None:
     digest.update(f"|{type(value).__qualname__}:".encode())
     if isinstance(value, Tensor):
+        digest.update(f"{value.dtype}".encode())
         dense = value.detach().cpu().to_dense().contiguous()
-        digest.update(f"{tuple(value.shape)}{value.dtype}".encode())
-        digest.update(dense.flatten().view(torch.uint8).numpy().data)  # bytes: NumPy lacks some dtypes
-    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        value = dense.view(torch.uint8).numpy() if dense.ndim else dense.reshape(1).view(torch.uint8).numpy()
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         digest.update(f"{value.shape}{value.dtype.str}".encode())
         digest.update(np.ascontiguousarray(value).view(np.uint8).data if value.size else b"")
     elif value is None or isinstance(value, _PLAIN):
@@ -494,17 +312,17 @@ def _add(digest: Any, value: Any, reseed: Callable[[int], None]) -> None:
 
 def _parts(value: Any, reseed: Callable[[int], None]) -> Iterable[Any]:
     """What a value consists of."""
-    if hasattr(value, "columns") and hasattr(value, "to_numpy"):  # a table: pandas, polars
+    if is_table(value):
         return [[str(name) for name in value.columns], *(value[name].to_numpy() for name in value.columns)]
     if hasattr(value, "tocsr"):  # a sparse matrix
         rows = value.tocsr()
         return [rows.shape, rows.indptr, rows.indices, rows.data]
+    if isinstance(value, (TensorDataset, Subset)):
+        return value.tensors if isinstance(value, TensorDataset) else underlying(value)
+    if hasattr(value, "to_dict") and not hasattr(value, "__array__"):  # a graph
+        value = value.to_dict()
     if isinstance(value, Mapping):
         return [entry for pair in value.items() for entry in pair]
-    if isinstance(value, (TensorDataset, Subset)):
-        return value.tensors if isinstance(value, TensorDataset) else [np.asarray(value.indices), value.dataset]
-    if hasattr(value, "to_dict") and not hasattr(value, "__array__"):  # a graph
-        return [value.to_dict()]
     if isinstance(value, (list, tuple)) and value and isinstance(value[0], _PLAIN):
         return [repr(value)]
     if isinstance(value, (list, tuple)) or (isinstance(value, Dataset) and hasattr(value, "__len__")):
@@ -524,11 +342,8 @@ def _some_items(items: Any, reseed: Callable[[int], None]) -> Iterator[Any]:
 
 def describe(dataset: Any) -> str:
     """Number of examples, and a digest of indices and of up to 2^24 numbers in memory; items may cost much, or vary."""
-    if isinstance(dataset, Subset):
-        return f"{len(dataset)} examples, {content_digest(np.asarray(dataset.indices))}, of {describe(dataset.dataset)}"
-    held: Any = (
-        dataset.tensors if isinstance(dataset, TensorDataset) else [dataset] if isinstance(dataset, Tensor) else []
-    )
-    held = [dataset.features] if isinstance(dataset, ArrayDataset) else held
+    inner, rows = underlying(dataset)
+    held: list[Any] = list(inner.tensors) if isinstance(inner, TensorDataset) else [inner] * isinstance(inner, Tensor)
+    held = [inner.features] if isinstance(inner, ArrayDataset) else held
     step = 1 + sum(math.prod(array.shape) for array in held) // _NUMBERS
-    return f"{len(dataset)} examples, {content_digest([array[::step] for array in held])}"
+    return f"{len(dataset)} examples, {content_digest(rows, [array[::step] for array in held])}"

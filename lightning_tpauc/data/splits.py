@@ -4,14 +4,15 @@
 numbers from 0 on. The parts are sorted int64 arrays that partition ``range(n)``, and so do the validation parts of all
 folds.
 
-Several labels are dealt out class by class, the rarest class of any label first (Sechidis, Tsoumakas and Vlahavas, "On
-the stratification of multi-label data", 2011). Every class goes to the parts in proportion to what they still lack.
+A row of several labels goes by the rarest of its classes, positive or negative for one of them. The parts take turns
+with the rows of each, in the order of the golden ratio, so that they get their shares of every class.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ Names = tuple[str, ...] | None
 _ORDERS = 32
 # Random orders that are tried for several labels: where rare classes share examples, one may leave a part without.
 _ATTEMPTS = 100
+_GOLDEN = 0.6180339887498949
 
 
 class Split(NamedTuple):
@@ -45,21 +47,23 @@ class Split(NamedTuple):
     fold: int | None = None
     seed: int = 0
 
-    @property
-    def parts(self) -> str | None:
-        """The argument that asks for a split; ``None`` if all rows train."""
-        return "val_fraction" if self.val_fraction is not None else "num_folds" if self.num_folds is not None else None
+    def argument_of(self, part: str) -> str | None:
+        """The argument that asks to split off a part; ``None`` if there is none."""
+        asked = {"val": {"val_fraction": self.val_fraction, "num_folds": self.num_folds}}
+        return next((name for name, value in asked.get(part, {}).items() if value is not None), None)
 
-    def cut(self, labels: Labels, groups: Indices | None = None, names: Names = None) -> tuple[Indices, Indices]:
-        """Rows that train, and rows that validate."""
+    def cut(self, labels: Labels, groups: Indices | None = None, names: Names = None) -> dict[str, Indices]:
+        """Rows by the part that they are for: ``"train"``, and what is split off."""
+        parts = {"train": np.arange(len(labels), dtype=np.int64)}
         if self.val_fraction is not None:
-            return holdout(labels, self.val_fraction, self.seed, groups, names)
-        if self.num_folds is not None:
-            return cross_validation(labels, self.num_folds, self.fold, self.seed, groups, names)
-        if groups is not None:
+            parts["train"], parts["val"] = holdout(labels, self.val_fraction, self.seed, groups, names)
+        elif self.num_folds is not None:
+            options = self.num_folds, self.fold, self.seed
+            parts["train"], parts["val"] = cross_validation(labels, *options, groups, names)
+        elif groups is not None:
             msg = "`groups` says what a split keeps together: set `val_fraction`, or `num_folds` and `fold`, as well."
             raise ArgumentError(msg)
-        return np.arange(len(labels), dtype=np.int64), np.empty(0, dtype=np.int64)
+        return parts
 
 
 def check_validation_source(
@@ -174,12 +178,10 @@ def _counts_of_groups(labels: Labels, groups: Indices) -> Indices:
 
 
 def _strata(labels: Labels) -> Indices:
-    """0 for rows without a positive label, else one more than the number of the rarest label that is positive."""
-    columns = labels.reshape(len(labels), -1) == 1
-    strata = np.zeros(len(labels), dtype=np.int64)
-    for label in np.argsort(-columns.sum(axis=0), kind="stable"):
-        strata[columns[:, label]] = label + 1
-    return strata
+    """The rarest class of each row, as a column of :func:`_classes`; one more than these for rows without any."""
+    classes = np.column_stack([_classes(labels), np.ones(len(labels), dtype=bool)])
+    rarest: Indices = np.where(classes, classes.sum(axis=0), len(labels) + 1).argmin(axis=1)
+    return rarest
 
 
 def _impossible(asked: str, labels: Labels, groups: Indices | None = None, names: Names = None) -> str:
@@ -200,40 +202,16 @@ def _impossible(asked: str, labels: Labels, groups: Indices | None = None, names
 
 def label_parts(labels: Labels, shares: NDArray[np.float64], seed: int, names: Names = None) -> list[Indices]:
     """Cut rows into parts of given shares, stratified by all of several labels."""
-    classes, filled = _classes(labels), np.flatnonzero(shares)
-    for attempt in range(_ATTEMPTS if classes.sum(axis=0).min() >= len(filled) else 0):
-        parts = filled[_deal(classes, shares[filled], np.random.default_rng([seed, attempt]))]
+    classes, strata, filled = _classes(labels), _strata(labels), np.flatnonzero(shares)
+    for attempt in range(_ATTEMPTS):
+        generator = np.random.default_rng([seed, attempt])
+        turns = (np.arange(len(labels)) * _GOLDEN + generator.random()) % 1.0
+        parts = filled[np.searchsorted(shares[filled].cumsum()[:-1], turns, side="right")]
+        parts = parts[np.lexsort((generator.random(len(labels)), strata)).argsort()]
+        for part, label in product(filled, range(classes.shape[1])):
+            of_class = np.flatnonzero(classes[:, label])
+            if of_class.size and (parts[of_class] != part).all():
+                parts[generator.choice(of_class)] = part
         if all(classes[parts == part].any(axis=0).all() for part in filled):
             return [np.flatnonzero(parts == part) for part in range(len(shares))]
     raise DataError(_impossible(f"cut {len(filled)} parts", labels, names=names))
-
-
-def _deal(classes: NDArray[np.bool_], shares: NDArray[np.float64], generator: np.random.Generator) -> Indices:
-    """The part of each row, ``(n,)``."""
-    # the last column stands for all examples: it deals out those that are in no class
-    groups = np.column_stack([classes, np.ones(len(classes), dtype=bool)])
-    parts, totals = np.full(len(classes), -1), groups.sum(axis=0)
-    while (parts < 0).any():
-        dealt = np.stack([groups[parts == part].sum(axis=0) for part in range(len(shares))], axis=1)
-        left = totals - dealt.sum(axis=1)
-        rarest = int(np.where(left > 0, left, len(parts) + 1).argmin())
-        rows = np.flatnonzero((parts < 0) & groups[:, rarest])
-        quota = _quota(totals[rarest] * shares - dealt[rarest], len(rows), dealt[rarest] == 0, generator)
-        parts[generator.permutation(rows)] = np.repeat(np.arange(len(shares)), quota)
-    return parts
-
-
-def _quota(
-    wanted: NDArray[np.float64], count: int, lacks: NDArray[np.bool_], generator: np.random.Generator
-) -> Indices:
-    """How many of ``count`` rows each part gets: one where the class is lacking, the others where it is missed most."""
-    quota = np.zeros(len(wanted), dtype=np.int64)
-    tie = generator.random(len(wanted)) * 1e-6
-    needy = np.flatnonzero(lacks)
-    quota[needy[np.argsort(-(wanted + tie)[needy])][:count]] = 1
-    missed = np.maximum(wanted - quota, 0.0)
-    missed = missed if missed.sum() > 0 else np.ones(len(wanted))
-    exact = (count - int(quota.sum())) * missed / missed.sum()
-    quota += exact.astype(np.int64)
-    quota[np.argsort(-(exact % 1.0 + tie))[: count - int(quota.sum())]] += 1
-    return quota

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, IterableDataset, TensorDataset
 
-from lightning_tpauc.data.examples import ArrayDataset, as_dataset, fetcher_for
-from lightning_tpauc.data.parts import Examples, Given, PreparedData
+from lightning_tpauc.data.examples import ArrayDataset, Examples, Given, as_dataset, fetcher_for
+from lightning_tpauc.data.parts import PreparedData
 from lightning_tpauc.errors import DataError
 from tests.helpers.items import Items, N, X, Y
 

@@ -105,7 +105,7 @@ def test_a_split_by_scaffolds_parts_none_of_them(file, how):
     )
     data.setup("fit")
     part, graphs = data._prepared.training, data._prepared.datasets.train
-    train, val = ({ring_of(graphs[int(row)]) for row in rows} for rows in (part.rows, part.held_out))
+    train, val = ({ring_of(graphs[int(row)]) for row in rows} for rows in (part.rows, part.parts["val"]))
     assert not train & val
     assert len(train | val) == len({RINGS[min(k % 8, k % 5)] for k in range(120) if k % 7 != 3})
 

@@ -133,9 +133,9 @@ def test_where_groups_come_from(form):
     data.setup("fit")
     own = groups[::-1] if form == "subset" else groups
     part = data._prepared.training
-    assert not set(own[part.rows]) & set(own[part.held_out])
+    assert not set(own[part.rows]) & set(own[part.parts["val"]])
     if form in ("array", "list", "attribute"):
-        assert part.held_out.tolist() == holdout(labels, 0.25, 4, as_groups(groups))[1].tolist()
+        assert part.parts["val"].tolist() == holdout(labels, 0.25, 4, as_groups(groups))[1].tolist()
 
 
 @pytest.mark.parametrize(

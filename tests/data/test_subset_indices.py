@@ -22,7 +22,7 @@ class Cyclic(Items):
 
 MASKS = [
     pytest.param(MASK, id="array"),
-    pytest.param(torch.from_numpy(MASK).long(), id="tensor of zeros and ones"),
+    pytest.param(torch.from_numpy(MASK), id="tensor"),
 ]
 
 

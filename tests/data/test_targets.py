@@ -156,7 +156,6 @@ def test_a_target_transform_is_applied(name, kept):
     ("make", "shown"),
     [
         (lambda row: (X[row], 1 - int(Y[row])), "1"),
-        (lambda row: (X[row], X[row]), "4 numbers"),
         (lambda row: {"x": X[row], "label": 1 - int(Y[row])}, "1"),
         (lambda row: (X[row], "no"), "'no'"),
     ],

@@ -22,4 +22,4 @@ def training_of(labels, rows=None, weights=None):
     labels = np.asarray(labels, dtype=np.int8)
     names = None if labels.ndim == 1 else tuple(f"label {k}" for k in range(labels.shape[1]))
     rows = np.arange(len(labels)) if rows is None else rows
-    return TrainingPart(labels, rows, np.arange(0), names, weights)
+    return TrainingPart(labels, {"train": rows}, names, weights)

@@ -86,7 +86,7 @@ def test_the_exact_start_is_that_of_the_weighted_training_set():
     started = Started(shrink_rectangle=False)
     make_trainer(callbacks=[started], max_steps=1).fit(module, data)
     weights, labels = problem()[2].round().long(), problem()[1]
-    weights[torch.from_numpy(data._prepared.training.held_out)] = 0
+    weights[torch.from_numpy(data._prepared.training.parts["val"])] = 0
     copies = torch.arange(160).repeat_interleave(weights)
     pos, neg = (started.scores[copies[labels[copies] == value]] for value in (1, 0))
     # scored negatives are as many as there are negatives, each as often as its weight says, up to one
