@@ -22,6 +22,10 @@ class ArgumentError(TPAUCError, ValueError):
     """An argument has a wrong value, shape or dtype."""
 
 
+class TooFewExamplesError(ArgumentError):
+    """There are too few examples for the confidence that was asked for; the message says what they allow."""
+
+
 class DataError(TPAUCError, ValueError):
     """A data set can't be trained on: a class is missing, labels are not 0/1, a file does not parse."""
 

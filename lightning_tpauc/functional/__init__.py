@@ -8,6 +8,7 @@ from lightning_tpauc.functional.operating_points import (
     count_decisions,
     decision_threshold,
     fpr_at_min_tpr,
+    precision_at_alert_rate,
     tpr_at_max_fpr,
 )
 from lightning_tpauc.functional.pairwise import (
@@ -51,6 +52,7 @@ __all__ = (
     "get_surrogate",
     "objective_ratio",
     "pairwise_terms",
+    "precision_at_alert_rate",
     "register_surrogate",
     "roc_polyline",
     "surrogate_names",

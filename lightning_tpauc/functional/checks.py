@@ -87,6 +87,27 @@ def as_pair(preds: Any, target: Any, device: torch.device | None = None) -> tupl
     return scores, as_tensor(target, "target", scores.device)
 
 
+def as_weights(sample_weight: Any, target: Tensor) -> Tensor | None:
+    """Weights of examples as float64 of the shape of ``target``, on its device; ``None`` if there are none."""
+    if sample_weight is None:
+        return None
+    weights = as_tensor(sample_weight, "sample_weight", target.device).detach().to(target.device).double()
+    wrong = ""
+    if weights.numel() != target.numel():
+        wrong = f"one number for each of the {target.numel()} examples, but got shape {tuple(weights.shape)}"
+    elif not bool((weights.isfinite() & (weights >= 0)).all()):
+        wrong = f"finite and at least 0, but found {weights[~(weights >= 0) | weights.isinf()][0].item()}"
+    elif any(
+        bool((target == label).any()) and not float(weights.reshape(target.shape)[target == label].sum())
+        for label in (0, 1)
+    ):
+        wrong = "above 0 for an example of each class, but all of one class weigh 0"
+    if wrong:
+        msg = f"Expected `sample_weight` to be {wrong}."
+        raise ArgumentError(msg)
+    return weights.reshape(target.shape)
+
+
 def rankable(scores: Tensor) -> Tensor:
     """Detached scores in a dtype that every sort knows, float32, float64 or int64, never narrower than they came."""
     scores = scores.detach()

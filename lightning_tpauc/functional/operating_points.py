@@ -1,30 +1,52 @@
-"""Single points of the ROC polyline: where it crosses the rectangle's borders, and where a threshold lies on it.
+r"""Single points of the ROC polyline: where it crosses the rectangle's borders, and where a threshold lies on it.
 
 The polyline is the metric's: one vertex per distinct score, straight lines between them.
 
 An example is called positive if its score is at least the threshold.
+
+**Thresholds that keep their word.** A demand holds for the examples at hand if a threshold makes at most so many errors
+of its kind. It holds for new examples, too, with confidence :math:`1 - \delta`, if the errors are at most :math:`c`,
+the largest number with :math:`P(\mathrm{Bin}(n, \text{rate}) \le c) \le \delta`, where n counts the examples of the
+class that the demand is about. A lower threshold has more false alarms, for the population and for the sample. So if
+some threshold of at most c false alarms breaks the demand, then the highest one that breaks it has at most c, too, and
+that happens with probability :math:`\delta` at most. The bound therefore holds for all such thresholds at once, however
+one of them is chosen, whatever the distribution of scores is, and with ties (Tong, Feng and Li, *Neyman-Pearson
+classification algorithms and NP receiver operating characteristics*, Science Advances 2018).
+
+With groups, each counts as one draw, and its error is the share of its examples that are decided wrongly. Such shares
+have heavier tails than counts by a factor of e at most (Bentkus, *On Hoeffding's inequalities*, Annals of Probability
+2004), so :math:`\delta / e` takes the place of :math:`\delta`.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.errors import ArgumentError, TooFewExamplesError, warn_on_rank_zero
 from lightning_tpauc.functional import checks
-from lightning_tpauc.functional.pairwise import ceil_count, floor_count
-from lightning_tpauc.functional.roc import ranked_classes, segment_at, sorted_ranks, split_classes
+from lightning_tpauc.functional.roc import count_by_score, ranked_classes, roc_steps, split_classes, split_weights
 
-Criterion = Literal["max_sensitivity", "max_specificity", "youden", "min_cost"]
-CRITERIA: tuple[Criterion, ...] = ("max_sensitivity", "max_specificity", "youden", "min_cost")
+Criterion = Literal["youden", "f1", "min_cost", "max_sensitivity", "max_specificity"]
+CRITERIA: tuple[Criterion, ...] = ("youden", "f1", "min_cost", "max_sensitivity", "max_specificity")
+#: Counts that miss a bound by such a share of all examples have missed it by rounding.
+_ROUNDING = 1e-12
 
 
 @checks.eager
 def tpr_at_max_fpr(
-    preds: Any, target: Any, max_fpr: float = 0.5, ignore_index: int | None = None, validate_args: bool = True
+    preds: Any,
+    target: Any,
+    max_fpr: float = 0.5,
+    ignore_index: int | None = None,
+    validate_args: bool = True,
+    sample_weight: Any = None,
 ) -> Tensor:
     """The largest true positive rate that the ROC polyline reaches at a false positive rate of at most ``max_fpr``.
 
@@ -34,6 +56,7 @@ def tpr_at_max_fpr(
         max_fpr: upper bound of the false positive rate, in (0, 1].
         ignore_index: label of rows to leave out.
         validate_args: check arguments and values; costs a pass over the data.
+        sample_weight: what each example counts, of the same shape, at least 0; ``None`` is 1 for all.
 
     Returns:
         float64 tensor of shape ``()`` in [0, 1]; nan, with a :class:`TPAUCWarning`, if a class has no example or,
@@ -53,21 +76,24 @@ def tpr_at_max_fpr(
     if validate_args:
         _, max_fpr = checks.check_rectangle(0.0, max_fpr)
     pos, neg, undefined = ranked_classes(preds, target, ignore_index, validate_args, "TPR at `max_fpr`")
-    n_pos, n_neg = pos.shape[0], neg.shape[0]
-    # The bound lies on the segment of the next negative's score, or at its start, above what rises straight there.
-    whole, tpr = floor_count(max_fpr, n_neg), 1.0
     if undefined:
-        tpr = math.nan
-    elif whole < n_neg:
-        segment = segment_at(sorted_ranks(neg, n_neg - whole - 1, n_neg - whole)[0], pos, neg)
-        share = (max(max_fpr * n_neg, whole) - segment.fp) / segment.num_neg
-        tpr = (segment.tp + segment.num_pos * share) / n_pos
-    return torch.tensor(tpr, dtype=torch.float64, device=pos.device)
+        return torch.tensor(math.nan, dtype=torch.float64, device=pos.device)
+    steps = roc_steps(pos, neg, split_weights(sample_weight, target))
+    # The bound lies on a step, or at its start, above what rises straight there; of the next step nothing is reached.
+    room = max_fpr * steps.num_neg - steps.fp
+    share = torch.where(steps.neg > 0, room / steps.neg, 1.0).clamp(0, 1)
+    reached = steps.tp + torch.where(room >= -_ROUNDING * steps.num_neg, share * steps.pos, -steps.tp)
+    return (reached.amax() / steps.num_pos).clamp(max=1).to(pos.device)
 
 
 @checks.eager
 def fpr_at_min_tpr(
-    preds: Any, target: Any, min_tpr: float = 0.5, ignore_index: int | None = None, validate_args: bool = True
+    preds: Any,
+    target: Any,
+    min_tpr: float = 0.5,
+    ignore_index: int | None = None,
+    validate_args: bool = True,
+    sample_weight: Any = None,
 ) -> Tensor:
     """The smallest false positive rate at which the ROC polyline reaches a true positive rate of ``min_tpr``.
 
@@ -79,6 +105,7 @@ def fpr_at_min_tpr(
         min_tpr: lower bound of the true positive rate, in [0, 1).
         ignore_index: label of rows to leave out.
         validate_args: check arguments and values.
+        sample_weight: what each example counts.
 
     Example:
         >>> preds, target = torch.tensor([0.9, 0.8, 0.7, 0.6, 0.5]), torch.tensor([1, 0, 1, 1, 0])
@@ -88,20 +115,20 @@ def fpr_at_min_tpr(
     if validate_args:
         min_tpr, _ = checks.check_rectangle(min_tpr, 1.0)
     pos, neg, undefined = ranked_classes(preds, target, ignore_index, validate_args, "FPR at `min_tpr`")
-    n_pos, n_neg = pos.shape[0], neg.shape[0]
-    # The bound lies on the segment of the last positive that it asks for, or at its end, before what runs right there.
-    whole, fpr = _least(min_tpr, n_pos), 0.0
-    if undefined:
-        fpr = math.nan
-    elif whole > 0:
-        segment = segment_at(sorted_ranks(pos, n_pos - whole, n_pos - whole + 1)[0], pos, neg)
-        share = (min(min_tpr * n_pos, whole) - segment.tp) / segment.num_pos
-        fpr = (segment.fp + segment.num_neg * share) / n_neg
-    return torch.tensor(fpr, dtype=torch.float64, device=pos.device)
+    if undefined or not min_tpr:
+        return torch.tensor(math.nan if undefined else 0.0, dtype=torch.float64, device=pos.device)
+    steps = roc_steps(pos, neg, split_weights(sample_weight, target))
+    # The bound lies on a step, or at its end, before what runs right there.
+    missing = min_tpr * steps.num_pos - steps.tp
+    share = torch.where(steps.pos > 0, missing / steps.pos, 1.0).clamp(0, 1)
+    enough = missing <= steps.pos + _ROUNDING * steps.num_pos
+    return (
+        (torch.where(enough, steps.fp + share * steps.neg, math.inf).amin() / steps.num_neg).clamp(max=1).to(pos.device)
+    )
 
 
 class Decisions(NamedTuple):
-    """What a threshold does to examples whose class is known, as counts.
+    """What a threshold does to examples whose class is known, as counts, or as sums of weights.
 
     Attributes:
         threshold: an example is called positive if its score is at least that.
@@ -109,13 +136,16 @@ class Decisions(NamedTuple):
         fp: negatives that are called positive.
         num_pos: all positives.
         num_neg: all negatives.
+        guaranteed: the demands, by the names of their arguments, that hold for new examples at the ``confidence`` that
+            :func:`decision_threshold` was asked for.
     """
 
     threshold: float
-    tp: int
-    fp: int
-    num_pos: int
-    num_neg: int
+    tp: float
+    fp: float
+    num_pos: float
+    num_neg: float
+    guaranteed: tuple[str, ...] = ()
 
     @property
     def sensitivity(self) -> float:
@@ -132,9 +162,88 @@ class Decisions(NamedTuple):
         """Share of those called positive that are positive; nan if nobody is called positive."""
         return self.tp / (self.tp + self.fp) if self.tp + self.fp else math.nan
 
+    @property
+    def alert_rate(self) -> float:
+        """Share of all examples that are called positive; nan if there is none."""
+        total = self.num_pos + self.num_neg
+        return (self.tp + self.fp) / total if total else math.nan
+
     def lies_in(self, min_tpr: float, max_fpr: float) -> bool:
         """Whether the point lies in the rectangle, its borders included."""
-        return self.tp >= _least(min_tpr, self.num_pos) and self.fp <= floor_count(max_fpr, self.num_neg)
+        enough = self.tp >= (min_tpr - _ROUNDING) * self.num_pos
+        return enough and self.fp <= (max_fpr + _ROUNDING) * self.num_neg
+
+
+class Demands(NamedTuple):
+    """What is asked of a threshold; see :func:`decision_threshold`."""
+
+    min_tpr: float = 0.5
+    max_fpr: float = 0.5
+    min_precision: float | None = None
+    max_alert_rate: float | None = None
+    confidence: float | None = None
+
+    def checked(self) -> Demands:
+        """The same, of Python numbers in their ranges."""
+        low, high = checks.check_rectangle(self.min_tpr, self.max_fpr)
+        for name in ("min_precision", "max_alert_rate", "confidence"):
+            value = getattr(self, name)
+            if value is not None:
+                checks.require_range(name, value, 0.0, 1.0, open_low=True, open_high=name == "confidence")
+        return self._replace(min_tpr=low, max_fpr=high)
+
+    def shortfalls(self, tp: Tensor, fp: Tensor, num_pos: Tensor, num_neg: Tensor) -> dict[str, Tensor]:
+        """Of each demand, by how much of a rate these counts break it; at most 0 where they meet it."""
+        called = tp + fp
+        found = {"min_tpr": self.min_tpr - tp / num_pos, "max_fpr": fp / num_neg - self.max_fpr}
+        if self.min_precision is not None:
+            found["min_precision"] = torch.where(called > 0, self.min_precision - tp / called, 0.0)
+        if self.max_alert_rate is not None:
+            found["max_alert_rate"] = called / (num_pos + num_neg) - self.max_alert_rate
+        return found
+
+    def risks(self, sizes: Mapping[str, int], *, grouped: bool) -> dict[str, tuple[float, int, float]]:
+        """Of each demand with a guarantee: the rate of errors that it allows, of how many, and the risk to break it.
+
+        Raises:
+            TooFewExamplesError: if some demand can't be guaranteed at any threshold.
+        """
+        sure = self.confidence or 0.0
+        rates = {name: 1 - self.min_tpr if name == "min_tpr" else self.max_fpr for name in sizes}
+        rates = {name: rate for name, rate in rates.items() if rate < 1}
+        # They share what is left of confidence; shares of groups need e times as much.
+        price = len(rates) * (math.e if grouped else 1)
+        found, missing = {}, []
+        for name, rate in rates.items():
+            size, risk = sizes[name], (1 - sure) / price
+            found[name] = (rate, size, risk)
+            needed = math.ceil(math.log(risk) / math.log1p(-rate))
+            if size < needed:
+                sign, who = ("TPR >=", "positives") if name == "min_tpr" else ("FPR <=", "negatives")
+                asked, possible = (1 - r if name == "min_tpr" else r for r in (rate, 1 - risk ** (1 / max(1, size))))
+                possible = (math.floor if name == "min_tpr" else math.ceil)(1000 * possible) / 1000
+                allowed = math.floor(1000 * (1 - price * (1 - rate) ** size)) / 10
+                missing.append(
+                    f"{sign} {asked:.4g} at {100 * sure:g}% confidence takes {needed} "
+                    f"{'groups with ' if grouped else ''}{who}, and there are {size}, which allow {sign} {possible:g}"
+                    f"{f', or {allowed:g}% confidence' if allowed > 0 else ''}"
+                )
+        if missing:
+            msg = f"{'; '.join(missing)}."
+            raise TooFewExamplesError(msg)
+        return found
+
+
+def allowed_errors(num: int, rate: float, risk: float) -> int:
+    r"""The largest number of errors c with :math:`P(\mathrm{Bin}(num, rate) \le c) \le risk`, or -1 if 0 is too many.
+
+    Example:
+        >>> allowed_errors(149, 0.02, 0.05), allowed_errors(148, 0.02, 0.05), allowed_errors(2000, 0.1, 0.05)
+        (0, -1, 177)
+    """
+    from scipy.special import bdtr  # takes a while to import
+
+    return bisect_right(range(num), risk, key=lambda c: float(bdtr(c, num, rate))) - 1
 
 
 @checks.eager
@@ -143,10 +252,16 @@ def decision_threshold(
     target: Any,
     min_tpr: float = 0.5,
     max_fpr: float = 0.5,
-    criterion: Criterion = "max_sensitivity",
+    criterion: Criterion = "youden",
     cost_ratio: float = 1.0,
     ignore_index: int | None = None,
     validate_args: bool = True,
+    *,
+    confidence: float | None = None,
+    min_precision: float | None = None,
+    max_alert_rate: float | None = None,
+    groups: Any = None,
+    sample_weight: Any = None,
 ) -> Decisions | None:
     r"""The threshold that is best by a criterion among those inside the rectangle [0, max_fpr] x [min_tpr, 1].
 
@@ -154,21 +269,37 @@ def decision_threshold(
     thresholds are equally good, it is the one with the fewest false alarms. The threshold lies halfway between the
     lowest score that it calls positive and the next lower one, so that rounding of scores changes no decision.
 
-    Where no threshold lies in the rectangle, ``"max_sensitivity"`` keeps to ``max_fpr`` and ``"max_specificity"`` to
-    ``min_tpr``; where none does even that, as infinite scores of negatives allow none, and by the other criteria it is
-    the threshold whose rates are nearest to the rectangle. :meth:`Decisions.lies_in` tells.
+    Where no threshold meets all demands, ``"max_sensitivity"`` keeps to all but ``min_tpr`` and ``"max_specificity"``
+    to all but ``max_fpr``; where none does even that, as infinite scores of negatives allow none, and by the other
+    criteria it is the threshold that is nearest to what is asked for. :meth:`Decisions.lies_in` tells.
+
+    **New examples.** The rates are those of these examples, and about every second time a demand that holds here with
+    nothing to spare is broken on new ones. With ``confidence`` the threshold leaves as much room as it takes: over
+    samples of such examples, ``min_tpr`` or ``max_fpr`` is broken for the population with a probability of at most ``1
+    - confidence`` in total, whatever the scores' distribution. ``guaranteed`` of the result names the demands for which
+    this holds. It takes examples that neither trained the model nor chose its weights.
 
     Args:
         preds: scores ``(N,)`` or ``(N, 1)``, a tensor, array or list of any real dtype; larger means more positive.
         target: labels of the same shape: 1, 0, or ``ignore_index``.
-        min_tpr: lower bound of the true positive rate, in [0, 1).
-        max_fpr: upper bound of the false positive rate, in (0, 1].
-        criterion: ``"max_sensitivity"``: most positives found at a false positive rate of at most ``max_fpr``;
-            ``"max_specificity"``: fewest false alarms at a true positive rate of at least ``min_tpr``; ``"youden"``:
-            largest true positive rate less false positive rate; ``"min_cost"``: smallest cost of all errors.
+        min_tpr: lower bound of the true positive rate, in [0, 1); 0 for no such demand.
+        max_fpr: upper bound of the false positive rate, in (0, 1]; 1 for no such demand.
+        criterion: ``"youden"``: largest true positive rate less false positive rate; ``"f1"``: largest harmonic mean of
+            sensitivity and precision; ``"min_cost"``: smallest cost of all errors; ``"max_sensitivity"``: most
+            positives found at a false positive rate of at most ``max_fpr``; ``"max_specificity"``: fewest false alarms
+            at a true positive rate of at least ``min_tpr``.
         cost_ratio: for ``"min_cost"``, what a missed positive costs, in false alarms.
         ignore_index: label of rows to leave out.
         validate_args: check arguments and values; costs a pass over the data.
+        confidence: with which the demands are to hold for new examples, in (0, 1); ``None`` for these alone.
+        min_precision: lower bound of the precision, in (0, 1]; it comes without a guarantee.
+        max_alert_rate: upper bound of the share of examples that are called positive (an alert budget), in (0, 1]; it
+            comes without a guarantee, too.
+        groups: which examples belong together, such as those of a patient: numbers or texts, one each. The
+            guarantee is then of the mean over groups of the share of a group's negatives, or positives, that is decided
+            wrongly, for new groups.
+        sample_weight: what each example counts, of the same shape, at least 0. For the share of positives of a
+            population that was sampled unevenly, give each class a weight. A guarantee needs one weight a class.
 
     Returns:
         The threshold, infinite where it is best to call nobody positive but whose score is infinite, and the counts;
@@ -177,71 +308,187 @@ def decision_threshold(
     Raises:
         ArgumentError: if an argument is out of range, shapes differ, ``target`` has other labels or ``preds`` holds
             nan.
+        TooFewExamplesError: if there are too few examples for ``confidence``, with how many it takes and what these
+            allow.
 
     Example:
         >>> preds, target = torch.tensor([0.9, 0.8, 0.7, 0.6, 0.5]), torch.tensor([1, 0, 1, 1, 0])
-        >>> chosen = decision_threshold(preds, target, max_fpr=0.5)
+        >>> chosen = decision_threshold(preds, target, max_fpr=0.5, criterion="max_sensitivity")
         >>> f"{chosen.threshold:.2f}", chosen.sensitivity, chosen.specificity
         ('0.55', 1.0, 0.5)
+        >>> target = torch.arange(600) % 3 == 0
+        >>> preds = torch.linspace(-1, 1, 600).roll(200) + target
+        >>> for confidence in (None, 0.95):
+        ...     found = decision_threshold(preds, target, 0.0, 0.1, "max_sensitivity", confidence=confidence)
+        ...     print(f"{1 - found.specificity:.4f} {found.sensitivity:.3f} {found.guaranteed}")
+        0.0975 0.600 ()
+        0.0725 0.575 ('max_fpr',)
     """
+    demands = Demands(min_tpr, max_fpr, min_precision, max_alert_rate, confidence)
     if validate_args:
-        min_tpr, max_fpr = checks.check_rectangle(min_tpr, max_fpr)
+        demands = demands.checked()
         check_criterion(criterion, cost_ratio)
     *classes, undefined = ranked_classes(preds, target, ignore_index, validate_args, "threshold")
     if undefined:
         return None
     # in float64, which tells the threshold from its neighbours in float32
     pos, neg = (scores.cpu().double() for scores in classes)
-    n_pos, n_neg = pos.shape[0], neg.shape[0]
-    # Candidates are infinity, then each distinct score of a positive, falling. A score that negatives alone have is
-    # none: the next higher one finds as many positives with fewer alarms.
-    values = torch.unique(torch.cat([pos, pos.new_tensor([math.inf])]))
-    # how many of the values an example reaches; infinity is reached by infinite scores alone
-    reached = [torch.bucketize(scores, values, right=True) for scores in (pos, neg)]
-    tp, fp = (each.bincount(minlength=values.shape[0] + 1)[1:].flip(0).cumsum(0).double() for each in reached)
-    few_alarms, enough_found = fp <= floor_count(max_fpr, n_neg), tp >= _least(min_tpr, n_pos)
-    # what the criterion maximises, and which candidates compete: of those with few alarms the best one finds enough
-    # positives if any does, and the other way round
-    gain, competing = {
-        "max_sensitivity": (tp, few_alarms),
-        "max_specificity": (tp - fp * (n_pos + 1), enough_found),
-        "youden": (tp * n_neg - fp * n_pos, few_alarms & enough_found),
-        "min_cost": (cost_ratio * tp - fp, few_alarms & enough_found),
+    weights = split_weights(sample_weight, target)
+    values, tp, fp, num_pos, num_neg = _candidates(pos, neg, weights)
+    away = demands.shortfalls(tp, fp, num_pos, num_neg)
+    met = {name: shortfall <= _ROUNDING for name, shortfall in away.items()}
+    safe = {} if confidence is None else _safe(demands, pos, neg, weights, _group_shares(groups, target))
+    # Of thresholds that keep to `max_fpr` the one that finds most meets `min_tpr` if any does, and the other way round.
+    open_one = {"max_sensitivity": "min_tpr", "max_specificity": "max_fpr"}.get(criterion)
+    distance = torch.stack([shortfall.clamp(min=0) for shortfall in away.values()]).norm(dim=0)
+    for masks in ({**met, **safe}, met, {"nearest": distance <= distance.min() + 1e-12}):  # equal but for rounding
+        competing = torch.stack([mask for name, mask in masks.items() if name != open_one]).all(0)
+        if bool(competing.any()):
+            break
+    gain = {
+        "max_sensitivity": tp,
+        "max_specificity": tp - fp * (num_pos + 1),
+        "youden": tp * num_neg - fp * num_pos,
+        "f1": tp / (tp + fp + num_pos),
+        "min_cost": cost_ratio * tp - fp,
     }[criterion]
-    if not competing.any():
-        away = torch.hypot((min_tpr - tp / n_pos).clamp(min=0), (fp / n_neg - max_fpr).clamp(min=0))
-        competing = away <= away.min() + 1e-12  # equal but for rounding
     # candidates come with growing counts: the first of the best has the fewest false alarms
     best = int(torch.where(competing, gain, -math.inf).argmax())
-    threshold = _widened(float(values.flip(0)[best]), pos, neg)
-    return Decisions(threshold, int(tp[best]), int(fp[best]), n_pos, n_neg)
+    count: Any = int if weights is None else float
+    totals = count(num_pos), count(num_neg)
+    kept = tuple(name for name, mask in safe.items() if bool(mask[best]))
+    if len(kept) < len(safe):
+        left = " and ".join(name for name in safe if name not in kept)
+        warn_on_rank_zero(f"No threshold guarantees {left} as well: ask for less, or take more examples.")
+    return Decisions(_widened(float(values[best]), pos, neg), count(tp[best]), count(fp[best]), *totals, kept)
+
+
+def _candidates(
+    pos: Tensor, neg: Tensor, weights: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Infinity, then each distinct score of a positive, falling, with the examples of both classes that reach it.
+
+    A score that negatives alone have is none: the next higher one finds as many positives with fewer alarms.
+    """
+    steps = roc_steps(pos, neg, weights)
+    infinite = [own == math.inf for own in (pos, neg)]
+    first = [each.sum() if weights is None else weights[k][each].sum() for k, each in enumerate(infinite)]
+    ends = (steps.tp + steps.pos, steps.fp + steps.neg)
+    tp, fp = (torch.cat([own[None].double(), end.flip(0)]) for own, end in zip(first, ends, strict=True))
+    values = torch.cat([steps.score.new_tensor([math.inf]), steps.score.flip(0)])
+    return values, tp, fp, steps.num_pos, steps.num_neg
+
+
+def _safe(
+    demands: Demands,
+    pos: Tensor,
+    neg: Tensor,
+    weights: tuple[Tensor, Tensor] | None,
+    shares: tuple[Tensor, Tensor] | None,
+) -> dict[str, Tensor]:
+    """Which candidates meet a demand with so much room that it holds for new examples, by the names of the demands."""
+    if weights is not None and any(bool((own != own[0]).any()) for own in weights):
+        msg = "A guarantee needs equal `sample_weight` within a class, but they differ. Pass `confidence=None`."
+        raise ArgumentError(msg)
+    _, tp, fp, num_pos, num_neg = _candidates(pos, neg, shares)
+    errors = {"max_fpr": fp, "min_tpr": num_pos - tp}
+    sizes = {"max_fpr": round(float(num_neg)), "min_tpr": round(float(num_pos))}
+    grouped = shares is not None and any(bool((own < 1).any()) for own in shares)
+    risks = demands.risks(sizes, grouped=grouped)
+    # sums of shares are rounded
+    return {name: errors[name] <= allowed_errors(size, rate, risk) + 1e-9 for name, (rate, size, risk) in risks.items()}
+
+
+def _group_shares(groups: Any, target: Any) -> tuple[Tensor, Tensor] | None:
+    """What each positive, and each negative, is of those of its group."""
+    if groups is None:
+        return None
+    found = groups.numpy(force=True) if isinstance(groups, Tensor) else np.asarray(groups)
+    labels = checks.as_tensor(target, "target").cpu()
+    if found.size != labels.numel():
+        msg = f"Expected `groups` to name the group of each of the {labels.numel()} examples, but got {found.size}."
+        raise ArgumentError(msg)
+    codes = split_classes(torch.from_numpy(np.unique(found.reshape(-1), return_inverse=True)[1]), labels)
+    pos, neg = (1 / own.bincount().double()[own] for own in codes)
+    return pos, neg
 
 
 @checks.eager
-def count_decisions(preds: Any, target: Any, threshold: float) -> Decisions:
+def count_decisions(preds: Any, target: Any, threshold: float, sample_weight: Any = None) -> Decisions:
     """What a given threshold does.
 
     Args:
         preds: scores, a tensor, array or list of any shape and real dtype.
         target: labels of the same shape; rows labelled neither 1 nor 0 are left out.
         threshold: an example is called positive if its score is at least that.
+        sample_weight: what each example counts, of the same shape, at least 0; ``None`` is 1 for all.
 
     Example:
-        >>> count_decisions(torch.tensor([2.0, 0.5, 1.0]), torch.tensor([1, 1, 0]), threshold=1.0)[1:]
+        >>> count_decisions(torch.tensor([2.0, 0.5, 1.0]), torch.tensor([1, 1, 0]), threshold=1.0)[1:5]
         (1, 1, 2, 1)
     """
-    pos, neg = split_classes(*checks.as_pair(preds, target))
-    tp, fp = (int((scores.cpu().double() >= threshold).sum()) for scores in (pos, neg))
-    return Decisions(threshold, tp, fp, pos.shape[0], neg.shape[0])
+    classes = split_classes(*checks.as_pair(preds, target))
+    weights, counts = split_weights(sample_weight, target), []
+    for k, scores in enumerate(classes):
+        called = scores.cpu().double() >= threshold
+        each = torch.ones_like(called, dtype=torch.int64) if weights is None else weights[k].cpu()
+        counts.append((each[called].sum().item(), each.sum().item()))
+    (tp, num_pos), (fp, num_neg) = counts
+    return Decisions(threshold, tp, fp, num_pos, num_neg)
 
 
-def exact_interval(successes: int, trials: int) -> tuple[float, float]:
+@checks.eager
+def precision_at_alert_rate(
+    preds: Any,
+    target: Any,
+    alert_rate: float,
+    ignore_index: int | None = None,
+    validate_args: bool = True,
+    sample_weight: Any = None,
+) -> Tensor:
+    """Share of positives among the examples with the highest scores: the precision of an alert budget.
+
+    Of examples with equal scores, of which only some fit into the budget, the expected share of positives counts.
+
+    Args:
+        preds: scores ``(N,)`` or ``(N, 1)``, a tensor, array or list of any real dtype; larger means more positive.
+        target: labels of the same shape: 1, 0, or ``ignore_index``.
+        alert_rate: which share of the examples is called positive, in (0, 1].
+        ignore_index: label of rows to leave out.
+        validate_args: check arguments and values.
+        sample_weight: what each example counts, of the same shape, at least 0; ``None`` is 1 for all.
+
+    Returns:
+        float64 tensor of shape ``()`` in [0, 1]; nan, with a :class:`TPAUCWarning`, if a class has no example or,
+        unchecked, a score is nan.
+
+    Raises:
+        ArgumentError: as for :func:`tpr_at_max_fpr`.
+
+    Example:
+        >>> preds, target = torch.tensor([0.9, 0.8, 0.7, 0.6, 0.5]), torch.tensor([1, 0, 1, 1, 0])
+        >>> precision_at_alert_rate(preds, target, alert_rate=0.8)
+        tensor(0.7500, dtype=torch.float64)
+    """
+    if validate_args:
+        checks.require_range("alert_rate", alert_rate, 0.0, 1.0, open_low=True)
+    pos, _, undefined = ranked_classes(preds, target, ignore_index, validate_args, "precision")
+    if undefined:
+        return torch.tensor(math.nan, dtype=torch.float64, device=pos.device)
+    scores, labels = (each.cpu() for each in checks.as_pair(preds, target))
+    found, wrong, _ = count_by_score(scores, labels, checks.as_weights(sample_weight, labels))
+    tp, called = (np.append(0.0, each.cumsum(0).numpy()) for each in (found, found + wrong))
+    budget = alert_rate * called[-1]
+    return torch.tensor(np.interp(budget, called, tp) / budget, dtype=torch.float64, device=pos.device)
+
+
+def exact_interval(successes: float, trials: float) -> tuple[float, float]:
     """The 95% interval of Clopper and Pearson for a probability, by scipy; (0, 1) without a trial."""
     if trials == 0:
         return 0.0, 1.0
     from scipy.stats import binomtest  # takes a second to import
 
-    interval = binomtest(successes, trials).proportion_ci(0.95, method="exact")
+    interval = binomtest(int(successes), int(trials)).proportion_ci(0.95, method="exact")
     return float(interval.low), float(interval.high)
 
 
@@ -254,10 +501,6 @@ def check_criterion(criterion: Any, cost_ratio: Any) -> None:
     if criterion != "min_cost" and cost_ratio != 1.0:
         msg = f"`cost_ratio={cost_ratio!r}` is not used by criterion={criterion!r}: pass `criterion='min_cost'`."
         raise ArgumentError(msg)
-
-
-def _least(min_tpr: float, num_pos: int) -> int:
-    return ceil_count(min_tpr, num_pos) if min_tpr and num_pos else 0
 
 
 def _widened(threshold: float, pos: Tensor, neg: Tensor) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,46 +12,99 @@ from lightning_tpauc.errors import ArgumentError, warn_on_rank_zero
 from lightning_tpauc.functional import checks
 
 
-def count_by_score(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Number of positives and of negatives at each distinct score, highest first, int64 ``(G,)``, and the scores."""
-    pos, neg = split_classes(scores, labels)
-    distinct, place = torch.unique(torch.cat([pos, neg]), return_inverse=True)
-    size = distinct.shape[0]
-    pos_counts = torch.bincount(place[: pos.shape[0]], minlength=size)
-    neg_counts = torch.bincount(place[pos.shape[0] :], minlength=size)
-    return pos_counts.flip(0), neg_counts.flip(0), distinct.flip(0)
+class Steps(NamedTuple):
+    """The ROC polyline piece by piece: from (fp, tp) each rises by ``pos`` and runs right by ``neg``, float64 ``(G,)``.
+
+    There is one for each distinct score of a positive, the lowest first; between two of them the polyline runs right.
+    """
+
+    score: Tensor
+    tp: Tensor
+    fp: Tensor
+    pos: Tensor
+    neg: Tensor
+    #: All positives and all negatives, ``()``.
+    num_pos: Tensor
+    num_neg: Tensor
 
 
-def polyline_area(pos_counts: Tensor, neg_counts: Tensor, min_tpr: float, max_fpr: float) -> Tensor:
+def roc_steps(pos: Tensor, neg: Tensor, weights: tuple[Tensor, Tensor] | None = None) -> Steps:
+    """The steps of scores ``(P,)`` and ``(N,)``, both not empty; counted, or summed by weights of the same shapes.
+
+    Everything is a look-up in sorted scores, and sums of counts are exact: the order of examples does not matter.
+    """
+    (pos, pos_sums), (neg, neg_sums) = (
+        (sorted_ranks(own, 0, own.shape[0]), None) if weights is None else _sorted_sums(own, weights[k])
+        for k, own in enumerate((pos, neg))
+    )
+    score, counts = torch.unique_consecutive(pos, return_counts=True)
+    ends = counts.cumsum(0)
+    below, reached = torch.searchsorted(neg, score), torch.searchsorted(neg, score, right=True)
+
+    def total(sums: Tensor | None, places: Tensor) -> Tensor:
+        return places.double() if sums is None else sums[places]
+
+    num_pos, num_neg = total(pos_sums, ends[-1]), total(neg_sums, ends.new_tensor(neg.shape[0]))
+    upto, upto_neg = total(pos_sums, ends), total(neg_sums, reached)
+    rises, runs = upto - total(pos_sums, ends - counts), upto_neg - total(neg_sums, below)
+    return Steps(score, num_pos - upto, num_neg - upto_neg, rises, runs, num_pos, num_neg)
+
+
+def _sorted_sums(scores: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Ascending scores, and the sums of the weights of the first 0, 1, ... of them, on the CPU."""
+    scores, order = scores.cpu().sort(stable=True)
+    weights = weights.cpu().double()[order]
+    return scores, torch.cat([weights.new_zeros(1), weights.cumsum(0)])
+
+
+def steps_area(steps: Steps, min_tpr: float, max_fpr: float) -> Tensor:
     r"""Area of a ROC polyline inside the rectangle, over the rectangle's area: float64 ``()``; nan if a class is empty.
 
-    Segment g of the polyline rises by ``pos_counts[g]`` while it runs right by ``neg_counts[g]``, int64 ``(G,)``. The
-    area is integrated over the height: at a true positive count :math:`t` the part of the rectangle under the curve is
-    :math:`\max(0, \theta_1 n_- - FP(t))` wide, and :math:`FP` is linear on each segment.
+    It is integrated over the height: at a true positive count :math:`t` the part of the rectangle under the curve is
+    :math:`\max(0, \theta_1 n_- - FP(t))` wide, and :math:`FP` is linear on each step.
     """
-    pos, neg = pos_counts.to(torch.float64), neg_counts.to(torch.float64)
-    n_pos, n_neg = pos.sum(), neg.sum()
-    least_tp, most_fp = min_tpr * n_pos, max_fpr * n_neg
-    # Where each segment starts; summed as integers, since CUDA has no deterministic cumsum of floats.
-    tp, fp = pos_counts.cumsum(0) - pos_counts, neg_counts.cumsum(0) - neg_counts
+    _, tp, fp, pos, neg, num_pos, num_neg = steps
+    least_tp, most_fp = min_tpr * num_pos, max_fpr * num_neg
     room = (most_fp - fp).clamp(min=0)
-    # The part [start, end] of a segment, in shares of it, that runs inside the rectangle.
-    start = ((least_tp - tp) / pos.clamp(min=1)).clamp(0, 1)
-    end = torch.where(neg > 0, room / neg.clamp(min=1), (room > 0).to(torch.float64)).clamp(max=1)
+    # The part [start, end] of a step, in shares of it, that runs inside the rectangle.
+    start = ((least_tp - tp) / torch.where(pos > 0, pos, 1)).clamp(0, 1)
+    end = torch.where(neg > 0, room / torch.where(neg > 0, neg, 1), (room > 0).to(torch.float64)).clamp(max=1)
     share = torch.where(pos > 0, (end - start).clamp(min=0), 0)
     # Height times width less what lies left of the curve: a perfect curve loses nothing and gives exactly 1.
     top = torch.where(share > 0, tp + pos * end, least_tp).amax()
     lost = (pos * share * (fp + neg * (start + end) / 2)).sum()
-    return ((most_fp * (top - least_tp) - lost) / (most_fp * (n_pos - least_tp))).clamp(0, 1)
+    return ((most_fp * (top - least_tp) - lost) / (most_fp * (num_pos - least_tp))).clamp(0, 1)
 
 
-def roc_polyline(preds: Any, target: Any, drop_collinear: bool = True) -> tuple[Tensor, Tensor]:
+def exact_area(
+    pos: Tensor, neg: Tensor, min_tpr: float, max_fpr: float, weights: tuple[Tensor, Tensor] | None = None
+) -> float:
+    """Normalised area for at least one score of each class."""
+    return float(steps_area(roc_steps(pos, neg, weights), min_tpr, max_fpr))
+
+
+def count_by_score(scores: Tensor, labels: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Number, or weight, of positives and of negatives at each distinct score, highest first, ``(G,)``; the scores."""
+    pos, neg = split_classes(scores, labels)
+    distinct, place = torch.unique(torch.cat([pos, neg]), return_inverse=True)
+    own = (None, None) if weights is None else split_classes(weights.double(), labels)
+    places = place[: pos.shape[0]], place[pos.shape[0] :]
+    pos_counts, neg_counts = (
+        each.bincount(w, minlength=distinct.shape[0]).flip(0) for each, w in zip(places, own, strict=True)
+    )
+    return pos_counts, neg_counts, distinct.flip(0)
+
+
+def roc_polyline(
+    preds: Any, target: Any, drop_collinear: bool = True, sample_weight: Any = None
+) -> tuple[Tensor, Tensor]:
     """Vertices of the ROC polyline, one per distinct score, from (0, 0) to (1, 1).
 
     Args:
         preds: scores, a tensor, array or list of any shape and real dtype; larger means more positive.
         target: labels of the same shape, 1 for positives and 0 for negatives; other rows are left out.
         drop_collinear: leave out vertices inside straight pieces; the curve stays the same.
+        sample_weight: what each example counts, of the same shape, at least 0; ``None`` is 1 for all.
 
     Returns:
         ``(fpr, tpr)``: two float64 tensors ``(V,)``, both non-decreasing; nan for a class that is empty, and throughout
@@ -63,13 +115,17 @@ def roc_polyline(preds: Any, target: Any, drop_collinear: bool = True) -> tuple[
         >>> fpr.tolist(), tpr.tolist()
         ([0.0, 0.0, 0.5, 0.5, 1.0], [0.0, 0.5, 0.5, 1.0, 1.0])
     """
-    return roc_points(*checks.as_pair(preds, target), drop_collinear=drop_collinear)[:2]
+    return roc_points(*checks.as_pair(preds, target), drop_collinear=drop_collinear, sample_weight=sample_weight)[:2]
 
 
 @checks.eager
-def roc_points(preds: Tensor, target: Tensor, drop_collinear: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+def roc_points(
+    preds: Tensor, target: Tensor, drop_collinear: bool = True, sample_weight: Any = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """The vertices of :func:`roc_polyline`, each with the threshold that the scores up to it reach."""
-    pos_counts, neg_counts, scores = count_by_score(preds, target)
+    if sample_weight is not None:  # CUDA has no deterministic sums of floats
+        preds, target = preds.cpu(), target.cpu()
+    pos_counts, neg_counts, scores = count_by_score(preds, target, checks.as_weights(sample_weight, target))
     return polyline_vertices(pos_counts, neg_counts, scores, drop_collinear, any_nan=has_nan(scores))
 
 
@@ -155,6 +211,14 @@ def binned_segments(counts: Tensor) -> tuple[Tensor, Tensor]:
     return rises, runs
 
 
+def binned_area(counts: Tensor, min_tpr: float, max_fpr: float) -> float:
+    """The area under that polyline."""
+    ends = [own.cumsum(0).double() for own in binned_segments(counts)]
+    pos, neg = (own.diff(prepend=own.new_zeros(1)) for own in ends)
+    tp, fp = ends[0] - pos, ends[1] - neg
+    return float(steps_area(Steps(tp, tp, fp, pos, neg, ends[0][-1], ends[1][-1]), min_tpr, max_fpr))
+
+
 def binned_roc(counts: Tensor, num_nan: int, thresholds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The ROC polyline of confusion counts ``(T, 2, 2)``: ``(fpr, tpr, thresholds)``, each ``(V,)``."""
     reached = torch.cat([thresholds.flip(0), thresholds.new_tensor([-math.inf])])
@@ -187,68 +251,16 @@ def why_undefined(num_pos: int, num_neg: int, any_nan: bool) -> str:
     )
 
 
-class Segment(NamedTuple):
-    """The piece of the ROC polyline of one score: from (fp, tp) it rises by num_pos and runs right by num_neg."""
-
-    score: float
-    tp: int
-    fp: int
-    num_pos: int
-    num_neg: int
-
-    def area(self, start: float, most_fp: float) -> float:
-        r"""Area right of the segment: :math:`p \int_{start}^{1} \max(0, \theta_1 n_- - fp - n u) du`."""
-        room = most_fp - self.fp
-        if room <= 0:
-            return 0.0
-        end = 1.0 if self.num_neg <= room else room / self.num_neg
-        return self.num_pos * max(0.0, end - start) * (room - self.num_neg * (start + end) / 2)
-
-
-def segment_at(score: Tensor, pos: Tensor, neg: Tensor) -> Segment:
-    """The segment of a ``score``, shape ``()``, that occurs among ``pos`` or ``neg``."""
-    value = score.item()
-    (tp, tp_end), (fp, fp_end) = count_above(pos, value), count_above(neg, value)
-    return Segment(value, tp, fp, tp_end - tp, fp_end - fp)
-
-
-def exact_area(pos: Tensor, neg: Tensor, min_tpr: float, max_fpr: float) -> float:
-    r"""Normalised area for at least one score of each class.
-
-    Walking up the curve, the rectangle is entered on the segment of the :math:`\theta_0 n_+`-th lowest positive's
-    score, ``first``, and left at the latest on that of the :math:`\theta_1 n_-`-th highest negative's, ``last``. Only
-    scores between the two have to be put in order, and of these only pairs are counted: in whole numbers, so the result
-    does not depend on the order of the samples.
-    """
-    n_pos, n_neg = pos.shape[0], neg.shape[0]
-    least_tp, most_fp = min_tpr * n_pos, max_fpr * n_neg
-    total = most_fp * (n_pos - least_tp)
-
-    low_pos = sorted_ranks(pos, 0, math.ceil(n_pos - least_tp))
-    first = segment_at(low_pos[-1], pos, neg)
-    start = (least_tp - first.tp) / first.num_pos
-    fp = first.fp + first.num_neg
-    if fp >= most_fp:
-        return _clamp(first.area(start, most_fp) / total)
-
-    high_neg = sorted_ranks(neg, n_neg - fp - math.ceil(most_fp - fp), n_neg - fp)
-    last = segment_at(high_neg[0], pos, neg)
-    pos_mid = between(low_pos, last.score, first.score)
-    neg_mid = between(high_neg, last.score, first.score)
-    # Height times width, less what lies left of the curve: a perfect curve loses nothing and gives exactly 1.
-    height = last.tp - least_tp
-    lost_first = first.num_pos * (1 - start) * (first.fp + first.num_neg * (1 + start) / 2)
-    lost_mid = pos_mid.shape[0] * fp + count_pairs(pos_mid, neg_mid) / 2
-    return _clamp((most_fp * height - (lost_first + lost_mid) + last.area(0.0, most_fp)) / total)
-
-
-def _clamp(value: float) -> float:
-    return min(1.0, max(0.0, value))
-
-
 # ---------------------------------------------------------------- splitting, selecting and counting scores
 # On the CPU sorting and selecting go through numpy, which shares the tensor's memory and whose SIMD kernels sort ten
 # million float32 scores some fifteen times and select from them ten times as fast as torch 2.14's.
+
+
+def split_weights(sample_weight: Any, target: Any) -> tuple[Tensor, Tensor] | None:
+    """The weights of the positives and of the negatives, or ``None``."""
+    labels = checks.as_tensor(target, "target")
+    weights = checks.as_weights(sample_weight, labels)
+    return None if weights is None else split_classes(weights, labels)
 
 
 def has_nan(scores: Tensor) -> bool:
@@ -282,27 +294,3 @@ def sorted_ranks(values: Tensor, start: int, stop: int) -> Tensor:
         part = part[: stop - start]
     part.sort()
     return torch.from_numpy(part)
-
-
-def count_above(values: Tensor, threshold: float) -> tuple[int, int]:
-    """How many of the ``values`` (n,) lie above ``threshold``, one of that dtype's numbers, and how many reach it."""
-    if values.device.type == "cpu":
-        array = values.numpy()
-        return int(np.count_nonzero(array > threshold)), int(np.count_nonzero(array >= threshold))
-    return int(torch.count_nonzero(values > threshold)), int(torch.count_nonzero(values >= threshold))
-
-
-def between(values: Tensor, low: float, high: float) -> Tensor:
-    """Those of the ascending ``values`` (n,) with ``low`` < value < ``high``; both are numbers of that dtype."""
-    bounds = torch.tensor([low, high], dtype=values.dtype, device=values.device)
-    first = int(torch.searchsorted(values, bounds[:1], right=True))
-    return values[first : int(torch.searchsorted(values, bounds[1:]))]
-
-
-def count_pairs(pos_scores: Tensor, neg_scores: Tensor) -> int:
-    """Twice the number of pairs of ascending scores whose negative is higher, plus the number of tied pairs."""
-    # Looking the smaller class up in the larger takes the fewest searches; sorted look-ups stay in the cache.
-    flipped = neg_scores.shape[0] < pos_scores.shape[0]
-    keys, among = (neg_scores, pos_scores) if flipped else (pos_scores, neg_scores)
-    below = int(torch.searchsorted(among, keys).sum()) + int(torch.searchsorted(among, keys, right=True).sum())
-    return below if flipped else 2 * keys.shape[0] * among.shape[0] - below

@@ -44,6 +44,7 @@ def two_way_partial_auroc(
     num_classes: int | None = None,
     num_labels: int | None = None,
     average: Average = "macro",
+    sample_weight: Any = None,
 ) -> Tensor:
     r"""Area of the ROC polyline inside the rectangle [0, max_fpr] x [min_tpr, 1], over the rectangle's area.
 
@@ -77,6 +78,7 @@ def two_way_partial_auroc(
         num_labels: number of labels, for ``"multilabel"`` only.
         average: over labels or classes: ``"macro"`` is the mean, ``"weighted"`` weights them by their positives, and
             ``None`` or ``"none"`` gives one value each. Averages leave out values that are nan.
+        sample_weight: what each example counts, ``(N,)``, at least 0, without ``thresholds``; ``None`` is 1 for all.
 
     Returns:
         float64 tensor of shape ``()`` in [0, 1], or one entry per label or class without an average; nan, with a
@@ -103,18 +105,19 @@ def two_way_partial_auroc(
     preds, target = asked.checked(preds, target)
     scores, labels = preds.reshape(-1, *asked.row), asked.columns(target)
     if asked.thresholds is None:
-        areas = asked.exact(scores, labels)
+        areas = asked.exact(scores, labels, asked.weights(sample_weight, labels))
     else:
+        asked.weights(sample_weight, labels)
         counts = roc.confusion_counts(scores, labels, asked.thresholds)
         areas = asked.binned(counts, counts.new_zeros(asked.row) if validate_args else roc.count_nan(scores, labels))
     return asked.averaged(areas).to(preds.device if preds.device.type != "mps" else "cpu")  # which knows no float64
 
 
 class LabelArea(NamedTuple):
-    """The area of one column of scores, nan if there is none, its number of positives, and why there is no area."""
+    """The area of one column of scores, nan if there is none, what its positives count, and why there is no area."""
 
     value: float
-    support: int
+    support: float
     reason: str
 
 
@@ -177,13 +180,25 @@ class AskedAreas:
         one_hot = target[:, None] == torch.arange(self.num_classes, device=target.device)
         return one_hot.to(torch.int8).masked_fill(left_out[:, None], -1)
 
-    def exact(self, scores: Tensor, labels: Tensor) -> list[LabelArea]:
+    def weights(self, sample_weight: Any, labels: Tensor) -> Tensor | None:
+        """The checked weights of the examples, float64 ``(N,)``."""
+        if sample_weight is not None and self.thresholds is not None:
+            msg = "`sample_weight` needs every score: leave out `thresholds`."
+            raise ArgumentError(msg)
+        return checks.as_weights(sample_weight, labels if labels.ndim == 1 else labels.new_full(labels.shape[:1], -1))
+
+    def exact(self, scores: Tensor, labels: Tensor, weights: Tensor | None = None) -> list[LabelArea]:
         """The area of every column of ``scores``, ``(N,)`` or ``(N, K)``, for labels of the same shape."""
         areas = []
         for column, label, rectangle in zip(_by_column(scores), _by_column(labels), self.rectangles, strict=True):
             pos, neg = roc.split_classes(column, label)
             reason = roc.why_undefined(len(pos), len(neg), roc.has_nan(pos) or roc.has_nan(neg))
-            areas.append(LabelArea(math.nan if reason else roc.exact_area(pos, neg, *rectangle), len(pos), reason))
+            value, support = math.nan, float(len(pos))
+            if not reason:
+                own = roc.split_weights(weights, label)
+                value = roc.exact_area(pos, neg, *rectangle, own)
+                support = support if own is None else float(own[0].sum())
+            areas.append(LabelArea(value, support, reason))
         return areas
 
     def binned(self, counts: Tensor, num_nan: Tensor) -> list[LabelArea]:
@@ -192,7 +207,7 @@ class AskedAreas:
         for column, broken, rectangle in zip(counts.unbind(1), num_nan.reshape(-1), self.rectangles, strict=True):
             num_neg, num_pos = column[0].sum(-1).tolist()
             reason = roc.why_undefined(num_pos, num_neg, bool(broken))
-            value = math.nan if reason else float(roc.polyline_area(*roc.binned_segments(column), *rectangle))
+            value = math.nan if reason else roc.binned_area(column, *rectangle)
             areas.append(LabelArea(value, num_pos, reason))
         return areas
 

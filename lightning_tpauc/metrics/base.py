@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from lightning_tpauc.extras import import_extra
-from lightning_tpauc.functional.checks import as_pair, check_ignore_index, checked_pair, eager, rankable
+from lightning_tpauc.functional.checks import as_pair, as_weights, check_ignore_index, checked_pair, eager, rankable
 
 #: Processes tell each other the dtype of their scores by its place here.
 _DTYPES = (torch.float32, torch.float64, torch.int64)
@@ -35,6 +35,8 @@ class ScoreMetric(Metric):
     plot_lower_bound = 0.0
     scores: list[Tensor]
     classes: list[Tensor]
+    #: Empty unless an update came with weights.
+    weights: list[Tensor]
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class ScoreMetric(Metric):
         self._result_dtype = torch.float64
         #: Shape of the scores, and of the labels, of one example.
         self._score_row = self._label_row = row
-        for name in ("scores", "classes") if keeps_scores else ():
+        for name in ("scores", "classes", "weights") if keeps_scores else ():
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
     @eager
@@ -80,8 +82,13 @@ class ScoreMetric(Metric):
         num_labels = self._score_row[0] if self._score_row else None
         self.keep(*checked_pair(preds, target, self.ignore_index, num_labels=num_labels, values=self.validate_args))
 
-    def keep(self, preds: Tensor, target: Tensor) -> None:
-        """Store scores and labels that were checked."""
+    def keep(self, preds: Tensor, target: Tensor, sample_weight: Any = None) -> None:
+        """Store scores and labels that were checked, and their weights, if this or an earlier update has any."""
+        if sample_weight is not None or self.weights:
+            ones = torch.ones(len(preds), dtype=torch.float64, device=preds.device)
+            weights = as_weights(ones if sample_weight is None else sample_weight, ones.neg())
+            before = [torch.ones(len(own), dtype=torch.float64, device=own.device) for own in self.scores]
+            self.weights = [*(self.weights or before), cast(Tensor, weights)]
         scores = rankable(preds)
         copied = scores.clone(memory_format=torch.contiguous_format) if scores.dtype == preds.dtype else scores
         self.scores.append(copied.reshape(-1, *self._score_row))
@@ -168,8 +175,13 @@ class ScoreMetric(Metric):
         scores, classes = self.collected()
         if self.compute_on_cpu:  # the backend of a GPU gathers from the GPU
             scores, classes = scores.to(self.device), classes.to(self.device)
-        own = torch.tensor(_DTYPES.index(scores.dtype) if scores.numel() else -1, device=scores.device)
-        used = {int(code) for code in dist_sync_fn(own, group=group)} - {-1}
+        own = _DTYPES.index(scores.dtype) if scores.numel() else -1
+        told = torch.tensor([own, len(self.weights)], device=scores.device)
+        codes, weighted = zip(*(each.tolist() for each in dist_sync_fn(told, group=group)), strict=True)
+        used = {*codes} - {-1}
+        if any(weighted):
+            ones = torch.ones(len(scores), dtype=torch.float64, device=scores.device)
+            self.weights = [torch.cat(self.weights).to(scores.device) if self.weights else ones]
         self.scores = [scores.to(_agreed(_DTYPES[code] for code in used or {0}))]
         self.classes = [classes]
 

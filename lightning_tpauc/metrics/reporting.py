@@ -175,7 +175,7 @@ class Report:
 
 def _decided(own: Scored, threshold: float, *, intervals: bool) -> dict[str, Tensor]:
     """What a threshold does; a share of nothing is left out."""
-    _, tp, fp, num_pos, num_neg = count_decisions(own.raw, own.target, threshold)
+    _, tp, fp, num_pos, num_neg, _ = count_decisions(own.raw, own.target, threshold)
     shares = {"sensitivity": (tp, num_pos), "specificity": (num_neg - fp, num_neg), "precision": (tp, tp + fp)}
     values = {"threshold": threshold}
     for name, (count, total) in shares.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from numbers import Real
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -127,13 +127,15 @@ class TwoWayPartialAUROC(ScoreMetric):
         return None if self.thresholds is None else getattr(self, self._counts_name)
 
     @eager
-    def update(self, preds: Any, target: Any) -> None:
+    def update(self, preds: Any, target: Any, sample_weight: Any = None) -> None:
         """Collect one batch, or count it if there are thresholds.
 
         Args:
             preds: scores ``(N,)`` or ``(N, 1)``, or ``(N, K)`` for K labels or classes: a tensor, array, list or column
                 of any float or integer dtype; larger means more positive.
             target: labels of the same shape, 1, 0, or ``ignore_index``; of classes ``(N,)``.
+            sample_weight: what each example counts, ``(N,)``, at least 0, without ``thresholds``; ``None`` is 1 for
+                all.
 
         Raises:
             ArgumentError: if shapes are others; with ``validate_args`` also if ``target`` has other labels, ``preds``
@@ -141,8 +143,9 @@ class TwoWayPartialAUROC(ScoreMetric):
         """
         preds, target = self._asked.checked(*as_pair(preds, target, self.device))
         if self.thresholds is None:
-            self.keep(preds, target)
+            self.keep(preds, target, sample_weight)
             return
+        self._asked.weights(sample_weight, target)
         scores, labels = preds.reshape(-1, *self._score_row), self._asked.columns(target)
         if not self.validate_args:
             self.num_nan = self.num_nan + count_nan(scores, labels).to(self.num_nan.device)
@@ -166,7 +169,13 @@ class TwoWayPartialAUROC(ScoreMetric):
         if self.confmat is not None:
             return self._asked.binned(self.confmat, self.num_nan)
         scores, labels = self.collected()
-        return self._asked.exact(scores, self._asked.columns(labels))
+        return self._asked.exact(scores, self._asked.columns(labels), self._collected_weights())
+
+    def _collected_weights(self) -> Tensor | None:
+        weights: Any = self.weights  # one tensor after processes have merged theirs
+        if isinstance(weights, list):
+            return torch.cat(weights) if weights else None
+        return cast(Tensor, weights) if weights.numel() else None
 
     def roc(self) -> tuple[Any, Any, Any]:
         """The whole ROC polyline over all examples, on all processes: ``(fpr, tpr, thresholds)``, each ``(V,)``.
@@ -188,7 +197,7 @@ class TwoWayPartialAUROC(ScoreMetric):
         scores, labels = self.collected()
         shape = (-1, len(self.rectangles))
         columns = zip(scores.reshape(shape).T, self._asked.columns(labels).reshape(shape).T, strict=True)
-        return [roc_points(*column) for column in columns]
+        return [roc_points(*column, sample_weight=self._collected_weights()) for column in columns]
 
     def plot(
         self,

@@ -93,7 +93,11 @@ def naive(scores, labels, min_tpr, max_fpr, criterion, ratio):
         return max(points, key=lambda p: (-p[1], p[0]))[:2]
     nearest = min(map(away, points))
     points = [p for p in points if away(p) == nearest]
-    value = (lambda p: p[0] * n_neg - p[1] * n_pos) if criterion == "youden" else (lambda p: ratio * p[0] - p[1])
+    value = {
+        "youden": lambda p: p[0] * n_neg - p[1] * n_pos,
+        "f1": lambda p: 2 * p[0] / (2 * p[0] + p[1] + n_pos - p[0]),
+        "min_cost": lambda p: ratio * p[0] - p[1],
+    }[criterion]
     return max(points, key=lambda p: (value(p), -p[1]))[:2]
 
 
@@ -127,7 +131,7 @@ def test_neighbouring_numbers_are_told_apart(dtype):
     high = low + 1 if dtype == torch.int64 else torch.nextafter(low.float(), torch.tensor([2.0])).to(torch.float64)
     scores = torch.cat([high.to(torch.float64), low.to(torch.float64)])
     scores = scores if dtype in (torch.float64, torch.int64) else scores.float()
-    chosen = decision_threshold(scores, torch.tensor([1, 0]), 0.5, 0.5)
+    chosen = decision_threshold(scores, torch.tensor([1, 0]))
     assert (chosen.tp, chosen.fp) == (1, 0)
     assert (scores.double() >= chosen.threshold).tolist() == [True, False]
 
@@ -150,7 +154,7 @@ INF = math.inf
     ],
 )
 def test_infinite_and_equal_scores_are_decided_as_score_reaches_threshold(scores, labels, expected):
-    chosen = decision_threshold(scores, labels, 0.5, 0.5)
+    chosen = decision_threshold(scores, labels, 0.5, 0.5, "max_sensitivity")
     assert chosen[:3] == expected
     assert counts(scores, labels, chosen.threshold) == (chosen.tp, chosen.fp)
 
@@ -158,9 +162,9 @@ def test_infinite_and_equal_scores_are_decided_as_score_reaches_threshold(scores
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"criterion": "best"}, "`criterion` to be one of 'max_sensitivity'"),
+        ({"criterion": "best"}, "`criterion` to be one of 'youden'"),
         ({"criterion": "min_cost", "cost_ratio": 0.0}, "`cost_ratio` to be a number above 0, but got 0.0"),
-        ({"cost_ratio": 2.0}, "not used by criterion='max_sensitivity'"),
+        ({"cost_ratio": 2.0}, "not used by criterion='youden'"),
     ],
 )
 def test_wrong_arguments(arguments, words):

@@ -84,3 +84,27 @@ def test_the_curve_covers_all_ranks():
     alone.update(*scored())
     for points in run_distributed(curve, 2):
         assert torch.equal(torch.stack(points), torch.stack(alone.roc()))
+
+
+@pytest.mark.parametrize("weighted", [(0,), (1,), (0, 1)], ids=str)
+def test_weights_of_some_ranks_and_batches(weighted):
+    """What came without counts 1."""
+    scores, target = scored()
+    weight = torch.rand(60, generator=torch.Generator().manual_seed(2))
+    kept = torch.ones(60)
+    for rank in weighted:
+        kept[rank * 30 + 10 : rank * 30 + 20] = weight[rank * 30 + 10 : rank * 30 + 20]
+
+    def compute(rank, world_size):
+        metric = TwoWayPartialAUROC()
+        for start in range(rank * 30, rank * 30 + 30, 10):
+            rows = slice(start, start + 10)
+            given = (weight[rows],) if rank in weighted and start % 30 == 10 else ()
+            metric.update(scores[rows], target[rows], *given)
+        return metric.compute(), torch.stack(metric.roc())
+
+    curve = TwoWayPartialAUROC()
+    curve.update(scores, target, kept)
+    for value, points in run_distributed(compute, 2):
+        torch.testing.assert_close(value, two_way_partial_auroc(scores, target, sample_weight=kept), rtol=1e-12, atol=0)
+        torch.testing.assert_close(points, torch.stack(curve.roc()), rtol=1e-12, atol=1e-15)

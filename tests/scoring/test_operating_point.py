@@ -305,7 +305,7 @@ def test_ranks_agree_and_choose_what_one_process_does(tmp_path):
 
 def test_what_it_refuses():
     with pytest.raises(ArgumentError, match="`criterion` to be one of"):
-        DecisionThreshold("f1")
+        DecisionThreshold("gini")
     with pytest.raises(ArgumentError, match="`calibration` to be one of 'isotonic', 'sigmoid', but got 'platt'"):
         DecisionThreshold(calibration="platt")
     with pytest.raises(UnsupportedError, match="several DecisionThreshold"):
