@@ -30,15 +30,17 @@ from lightning_tpauc.data.loader import EvalLoader, PosNegLoader, training_posit
 from lightning_tpauc.data.parts import EvaluatedPart, PreparedData, content_digest, describe
 from lightning_tpauc.data.sampler import SAMPLERS, BatchSampler, BatchSizes, current_world, sampler_of
 from lightning_tpauc.data.seeding import as_seed, say_what_seeds
-from lightning_tpauc.data.splits import Split, as_fraction, check_validation_source
+from lightning_tpauc.data.splits import Split, as_fraction, check_sources
 from lightning_tpauc.data.streaming import NegativeStream, ScoredStream, StreamCursor, StreamedLoader
-from lightning_tpauc.errors import DataError, TPAUCWarning
+from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from lightning_tpauc.functional.checks import check_choice, check_count
 
+#: Arguments that say what is split off the training set; see :class:`~lightning_tpauc.data.splits.Split`.
+SPLIT_ARGUMENTS = ("val_fraction", "num_folds", "fold", "calibration_fraction", "split_seed")
 #: Arguments that change what is trained on or how it is divided.
 SAMPLING_ARGUMENTS = (
-    *("num_pos", "num_neg", "num_dual_neg", "sampling", "batch_size"),
-    *("val_fraction", "num_folds", "fold", "split_seed", "seed"),
+    *("num_pos", "num_neg", "num_dual_neg", "sampling", "batch_size", "seed"),
+    *SPLIT_ARGUMENTS,
 )
 
 #: Arguments of a ``DataLoader`` that are passed on.
@@ -105,14 +107,17 @@ class PosNegDataModule(LightningDataModule):
         timeout: seconds to wait for a batch of a worker; 0 waits without limit.
         worker_init_fn: called with the worker's number when a worker starts.
         multiprocessing_context: how workers start, for instance ``"fork"`` or ``"spawn"``.
+        calibration_dataset: data that neither train nor validate, on which thresholds and probabilities are chosen; see
+            :class:`~lightning_tpauc.DecisionThreshold`. Instead, ``calibration_fraction`` can split some off.
+        calibration_fraction: share of the training set that calibrates, stratified, in (0, 1). All folds have the same.
         targets: the labels of the training set; or the name (attribute, key, or column of a table) under which all data
             sets keep them, a list of names for several labels, or a function that makes 0 or 1 of the label that a data
             set has, such as ``lambda label: label == "dead"``. ``None`` searches as
             :func:`~lightning_tpauc.data.labels.find_targets` does. Several columns are several labels; nan stands for
             what was not measured. What ``targets``, ``groups``, ``sample_weight`` or ``ids`` name is no input.
-        groups: what ``val_fraction`` and ``num_folds`` keep together, such as patients or scaffolds: one value for each
-            item of the training set, or a name: of a column of the table, of an attribute of the data set, or of a key
-            of its items.
+        groups: what splits keep together, such as patients or scaffolds: one value for each item of the training set,
+            or a name: of a column of the table, of an attribute of the data set, or of a key of its items. A name holds
+            for all data sets: guarantees and intervals then count groups.
         sample_weight: how often each example is drawn for training: numbers of at least 0, or a name as for ``groups``.
             A weight is relative to those of the same class, or to those of all examples if ``sampling="uniform"``. The
             objective is that of a training set which holds each example in proportion to its weight. Examples of weight
@@ -165,6 +170,8 @@ class PosNegDataModule(LightningDataModule):
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
         multiprocessing_context: Any = None,
+        calibration_dataset: AnyDataset = None,
+        calibration_fraction: float | None = None,
         targets: Any = None,
         groups: Any = None,
         sample_weight: Any = None,
@@ -175,7 +182,7 @@ class PosNegDataModule(LightningDataModule):
         self.predict_dataset, self.negatives, self.batch_size = predict_dataset, negatives, batch_size
         self.num_pos, self.num_neg, self.num_dual_neg, self.sampling = num_pos, num_neg, num_dual_neg, sampling
         self.targets, self.groups, self.sample_weight, self.ids = targets, groups, sample_weight, ids
-        self.num_folds, self.fold = num_folds, fold
+        self.num_folds, self.fold, self.calibration_dataset = num_folds, fold, calibration_dataset
         self.split_seed, self.seed = as_seed(split_seed, "split_seed", bits=32), as_seed(seed, "seed")
         self.num_workers, self.pin_memory, self._epoch_steps = num_workers, pin_memory, steps_per_epoch
         self.collate_fn = collate_fn
@@ -192,8 +199,18 @@ class PosNegDataModule(LightningDataModule):
             if value is not None:
                 check_count(value, name, 0 if name in ("num_dual_neg", "num_workers") else 1)
         check_choice(sampling, "sampling", ("auto", *SAMPLERS))
-        check_validation_source(val_dataset, val_fraction, num_folds, fold)
-        self.val_fraction = None if val_fraction is None else as_fraction(val_fraction)
+        check_sources("validation", val_dataset=val_dataset, val_fraction=val_fraction, num_folds=num_folds)
+        check_sources("calibration", calibration_dataset=calibration_dataset, calibration_fraction=calibration_fraction)
+        if (num_folds is None) != (fold is None):
+            msg = f"Set `num_folds` and `fold` together, but got {num_folds} and {fold}."
+            raise ArgumentError(msg)
+        fractions = {"val_fraction": val_fraction, "calibration_fraction": calibration_fraction}
+        given = {name: as_fraction(value, name) for name, value in fractions.items() if value is not None}
+        if sum(given.values()) >= 1:
+            total = sum(given.values())
+            msg = f"`val_fraction` and `calibration_fraction` add up to {total:g}: nothing is left to train on."
+            raise ArgumentError(msg)
+        self.val_fraction, self.calibration_fraction = map(given.get, fractions)
 
     def __str__(self) -> str:
         """The name of its class. Lightning's own text would go through all batches of loaders that are not torch's."""
@@ -208,7 +225,7 @@ class PosNegDataModule(LightningDataModule):
             stage: ``"fit"``, ``"validate"``, ``"test"``, ``"predict"``, or ``None`` for all.
         """
         given = self.train_dataset, self.val_dataset, self.test_dataset, self.predict_dataset
-        return Datasets(*given, self.negatives)
+        return Datasets(*given, self.negatives, self.calibration_dataset)
 
     def fit_transforms(self, datasets: Datasets, train_rows: NDArray[np.int64]) -> Datasets:  # noqa: ARG002
         """Fit preprocessing on the training part only, and return transformed data sets of unchanged lengths.
@@ -264,7 +281,7 @@ class PosNegDataModule(LightningDataModule):
                         category=TPAUCWarning,
                     )
             self._examples = key, known, made
-        made, split = self._examples[2], Split(self.val_fraction, self.num_folds, self.fold, self.split_seed)
+        made, split = self._examples[2], Split(*(getattr(self, name) for name in SPLIT_ARGUMENTS))
         key = (*made.values(), self._raw.negatives, *split)
         if self._last is None or not _same(key, self._last[0]):
             transforms = None if type(self).fit_transforms is PosNegDataModule.fit_transforms else self.fit_transforms
@@ -390,15 +407,17 @@ class PosNegDataModule(LightningDataModule):
         """What all processes of a run must have in common: arguments, and short descriptions of the data of a stage."""
         prepared, found = self._prepared, {f"`{name}`": getattr(self, name) for name in SAMPLING_ARGUMENTS}
         found["`steps_per_epoch`"] = self._epoch_steps
-        part, examples = "val" if stage in ("fit", "validate") else stage, prepared.examples
-        if "train" in examples and (stage == "fit" or (part == "val" and part not in examples)):
+        examples = prepared.examples
+        parts = ("val", "calibration") if stage in ("fit", "validate") else (stage,)
+        if "train" in examples and (stage == "fit" or any(prepared.is_split_off(part) for part in parts)):
             found["`train_dataset`"] = describe(examples["train"].dataset)
             found["rows of the training positives"] = prepared.training.fingerprint
-        found[f"`{part}_dataset`"] = describe(examples[part].dataset) if part in examples else None
-        # A subclass with a loader of its own need not have labels that can be found.
-        is_ours = getattr(type(self), f"{part}_dataloader") is getattr(PosNegDataModule, f"{part}_dataloader")
-        if part in examples and part != "predict" and is_ours:
-            found[f"labels of `{part}_dataset`"] = content_digest(examples[part].labels)
+        for part in parts:
+            found[f"`{part}_dataset`"] = describe(examples[part].dataset) if part in examples else None
+            # A subclass with a loader of its own need not have labels that can be found.
+            is_ours = getattr(type(self), f"{part}_dataloader") is getattr(PosNegDataModule, f"{part}_dataloader")
+            if part in examples and part != "predict" and is_ours:
+                found[f"labels of `{part}_dataset`"] = content_digest(examples[part].labels)
         return found
 
     # ---------------------------------------------------------------- loaders
@@ -427,6 +446,12 @@ class PosNegDataModule(LightningDataModule):
     def test_dataloader(self) -> EvalLoader:
         """Batches of the test set."""
         return self._eval_loader(self._prepared.labelled("test", self._layout_of_items))
+
+    def calibration_dataloader(self) -> EvalLoader | None:
+        """Batches of the part that neither trains nor validates, to choose thresholds on; ``None`` without one."""
+        if not self._prepared.has("calibration"):
+            return None
+        return self._eval_loader(self._prepared.labelled("calibration", self._layout_of_items), persistent=False)
 
     def predict_dataloader(self) -> EvalLoader:
         """Batches of the data to predict on, or of the part that is split off; the target is -1."""
@@ -474,7 +499,7 @@ class PosNegDataModule(LightningDataModule):
         workers = self._workers() if persistent else self._workers() | {"persistent_workers": False}
         fetch = self._fetcher(unaugmented(part.dataset), part.entries)
         loader = EvalLoader(part.rows, part.labels, fetch, self.batch_size, **workers)
-        loader.ids = part.ids
+        loader.ids, loader.groups = part.ids, part.groups
         if persistent:
             self._loaders.append(loader)
         return loader

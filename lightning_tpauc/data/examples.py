@@ -57,6 +57,7 @@ class Datasets(NamedTuple):
         test: test set.
         predict: data to predict on; labels are not needed.
         negatives: a stream of training negatives; ``train`` then holds the positives.
+        calibration: data to choose thresholds and probabilities on; validation may do both.
     """
 
     train: Any = None
@@ -64,6 +65,7 @@ class Datasets(NamedTuple):
     test: Any = None
     predict: Any = None
     negatives: Any = None
+    calibration: Any = None
 
 
 # ---------------------------------------------------------------- whole batches at once
@@ -559,30 +561,34 @@ class Examples:
         """Names of several labels; their numbers where they have none."""
         return None if self.labels.ndim == 1 else label_names(self.dataset, self.given.targets, self.labels.shape[1])
 
-    def _values(self, argument: str, make: Callable[[NDArray[Any]], Any] = lambda values: values) -> Any:
+    def _values(self, argument: str) -> NDArray[Any] | None:
         given = getattr(self.given, argument)
-        return None if given is None else make(row_values(self.dataset, given, argument, self.name))
+        return None if given is None else row_values(self.dataset, given, argument, self.name)
+
+    def is_searched(self, argument: str) -> bool:
+        """Whether all items are to be read to learn what an argument says of them."""
+        given = getattr(self.given, argument)
+        return isinstance(given, str) and stored_values(self.dataset, [given]) is None
 
     @cached_property
     def groups(self) -> Indices | None:
         """The number of each row's group; ``None`` without groups."""
-        groups: Indices | None = self._values("groups", as_groups)
-        return groups
+        groups = self._values("groups")
+        return None if groups is None else as_groups(groups)
 
     @cached_property
     def weights(self) -> NDArray[np.float64] | None:
         """The weight of each row; ``None`` without weights."""
-        weights: NDArray[np.float64] | None = self._values("sample_weight", as_weights)
-        return weights
+        weights = self._values("sample_weight")
+        return None if weights is None else as_weights(weights)
 
     def ids(self, *, search: bool) -> NDArray[Any] | None:
         """What each row is called: what ``ids`` says, or an index that does not just count the rows."""
-        if isinstance(self.given.ids, str) and not search and stored_values(self.dataset, [self.given.ids]) is None:
+        if not search and self.is_searched("ids"):
             return None
         if self.given.ids is None and self.index is not None and not just_counts(self.index):
             return row_values(self.dataset, self.index, "ids", self.name)
-        ids: NDArray[Any] | None = self._values("ids")
-        return ids
+        return self._values("ids")
 
     def _item(self, row: int) -> Any:
         with seeded_items(0, 0):

@@ -125,6 +125,8 @@ class EvalLoader:
 
     #: The user's ids of the examples, array ``(n,)``; ``None`` if there are none.
     ids: NDArray[Any] | None = None
+    #: The numbers of the groups that the examples belong to, int64 ``(n,)``; ``None`` if there are none.
+    groups: Indices | None = None
 
     def __init__(
         self, rows: Indices, targets: NDArray[Any], fetch: Fetcher, batch_size: int = 1024, **workers: Any

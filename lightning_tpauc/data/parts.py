@@ -52,13 +52,14 @@ _PLAIN = (bool, int, float, complex, str, bytes)
 
 
 class EvaluatedPart(NamedTuple):
-    """Rows of a data set to evaluate, and their labels."""
+    """Rows of a data set to evaluate, with their labels, ids and numbers of groups."""
 
     dataset: Any
     rows: NDArray[np.int64]
     labels: NDArray[np.int8]
     entries: Entries = Entries()
     ids: NDArray[Any] | None = None
+    groups: NDArray[np.int64] | None = None
 
 
 class TrainingPart:
@@ -121,7 +122,7 @@ class PreparedData:
         if self.negatives is None:
             train.refuse_label_among_inputs()
             _say_most_are_positive(labels)
-        elif argument := self.split.argument_of("val"):
+        elif argument := self.split.argument_of("val") or self.split.argument_of("calibration"):
             msg = f"`{argument}` can't split a stream of `negatives`. Pass a `val_dataset` with both classes."
             raise ArgumentError(msg)
         if weights is not None and labels.ndim == 2:
@@ -141,9 +142,10 @@ class PreparedData:
 
     def has(self, part: str) -> bool:
         """Whether there is such a part, of its own or split off from the training set."""
-        return part in self.examples or self._is_split_off(part)
+        return part in self.examples or self.is_split_off(part)
 
-    def _is_split_off(self, part: str) -> bool:
+    def is_split_off(self, part: str) -> bool:
+        """Whether a part is taken from the training set."""
         return part not in self.examples and "train" in self.examples and self.split.argument_of(part) is not None
 
     def require(self, part: str) -> Examples:
@@ -155,7 +157,7 @@ class PreparedData:
 
     def labelled(self, part: str, known: Any) -> EvaluatedPart:
         """A part with its labels, of its own or split off; ``known`` is the layout of inputs that the model takes."""
-        splits = self._is_split_off(part)
+        splits = self.is_split_off(part)
         examples = self.require("train" if splits else part)
         if splits:
             rows, labels, _ = self.training.parts[part], self.training.labels, self._is_random
@@ -164,8 +166,19 @@ class PreparedData:
             rows, labels = np.arange(len(examples)), examples.labels
         ids, entries = examples.ids(search=False), examples.entries._replace(known=names_in(known, "keys"))
         ids = np.arange(len(examples)) if splits and ids is None else ids
-        dataset = getattr(self.datasets, examples.part)
-        return EvaluatedPart(dataset, rows, labels[rows], entries, None if ids is None else ids[rows])
+        groups = None if part == "val" and not splits and examples.is_searched("groups") else self._groups(examples)
+        named = [None if values is None else values[rows] for values in (ids, groups)]
+        return EvaluatedPart(getattr(self.datasets, examples.part), rows, labels[rows], entries, *named)
+
+    @staticmethod
+    def _groups(examples: Examples) -> NDArray[np.int64] | None:
+        """The groups of a part; a test set may lack what ``groups`` names, which nothing is chosen by."""
+        try:
+            return examples.groups
+        except DataError:
+            if examples.part not in ("val", "test"):
+                raise
+            return None
 
     def _refuse_other_labels(self, part: Examples) -> None:
         """Raise :class:`DataError` if a part is judged by other labels than those that train, or in another order."""
@@ -205,7 +218,7 @@ class PreparedData:
 
     def predicted(self, known: Any) -> EvaluatedPart:
         """The data to predict on, or the part that is split off for validation; labels are left out and not read."""
-        if "predict" not in self.examples and self._is_split_off("val"):
+        if "predict" not in self.examples and self.is_split_off("val"):
             part, ids = self.labelled("val", known), self.examples["train"].ids(search=True)
             return part if ids is None else part._replace(ids=ids[part.rows])
         examples, dataset = self.require("predict"), unaugmented(self.datasets.predict)

@@ -33,59 +33,57 @@ _GOLDEN = 0.6180339887498949
 
 
 class Split(NamedTuple):
-    """Which part of the training set validates instead of training: a share, or a fold of several, or none.
+    """Which rows of the training set are split off: a share or a fold that validates, and a share that calibrates.
 
     Attributes:
-        val_fraction: share of the training set, in (0, 1).
+        val_fraction: share of the training set that validates, in (0, 1).
         num_folds: number of folds, at least 2.
         fold: the fold that validates, in ``0 .. num_folds - 1``.
+        calibration_fraction: share of the training set that calibrates, in (0, 1). It is the same for all folds.
         seed: seed of the split.
     """
 
     val_fraction: float | None = None
     num_folds: int | None = None
     fold: int | None = None
+    calibration_fraction: float | None = None
     seed: int = 0
 
     def argument_of(self, part: str) -> str | None:
         """The argument that asks to split off a part; ``None`` if there is none."""
-        asked = {"val": {"val_fraction": self.val_fraction, "num_folds": self.num_folds}}
-        return next((name for name, value in asked.get(part, {}).items() if value is not None), None)
+        asked = {"val": ("val_fraction", "num_folds"), "calibration": ("calibration_fraction",)}.get(part, ())
+        return next((name for name in asked if getattr(self, name) is not None), None)
 
     def cut(self, labels: Labels, groups: Indices | None = None, names: Names = None) -> dict[str, Indices]:
         """Rows by the part that they are for: ``"train"``, and what is split off."""
-        parts = {"train": np.arange(len(labels), dtype=np.int64)}
+        rest, parts = np.arange(len(labels), dtype=np.int64), dict[str, Indices]()
+        if self.calibration_fraction is not None:
+            rest, parts["calibration"] = holdout(labels, self.calibration_fraction, self.seed, groups, names)
+            labels, groups = labels[rest], None if groups is None else np.unique(groups[rest], return_inverse=True)[1]
         if self.val_fraction is not None:
-            parts["train"], parts["val"] = holdout(labels, self.val_fraction, self.seed, groups, names)
+            share = self.val_fraction / (1.0 - (self.calibration_fraction or 0.0))
+            kept, held = holdout(labels, share, self.seed, groups, names)
         elif self.num_folds is not None:
-            options = self.num_folds, self.fold, self.seed
-            parts["train"], parts["val"] = cross_validation(labels, *options, groups, names)
-        elif groups is not None:
-            msg = "`groups` says what a split keeps together: set `val_fraction`, or `num_folds` and `fold`, as well."
-            raise ArgumentError(msg)
-        return parts
+            kept, held = cross_validation(labels, self.num_folds, self.fold, self.seed, groups, names)
+        else:
+            return parts | {"train": rest}
+        return parts | {"train": rest[kept], "val": rest[held]}
 
 
-def check_validation_source(
-    val_dataset: object, val_fraction: float | None, num_folds: int | None, fold: int | None
-) -> None:
-    """Raise :class:`ArgumentError` unless at most one source of validation data is given, and completely."""
-    if (num_folds is None) != (fold is None):
-        msg = f"Set `num_folds` and `fold` together, but got {num_folds} and {fold}."
-        raise ArgumentError(msg)
-    sources = {"val_dataset": val_dataset, "val_fraction": val_fraction, "num_folds": num_folds}
+def check_sources(what: str, **sources: object) -> None:
+    """Raise :class:`ArgumentError` if a part of the data has several sources."""
     given = [name for name, value in sources.items() if value is not None]
     if len(given) > 1:
-        msg = f"The validation set has one source, but got {' and '.join(given)}. Set the others to None."
-        if getattr(val_dataset, "ndim", 0) == 1:
+        msg = f"The {what} set has one source, but got {' and '.join(given)}. Set the others to None."
+        if getattr(sources[given[0]], "ndim", 0) == 1:
             msg += " Are these the labels? Then pass a pair, `PosNegDataModule((x, y), ...)`."
         raise ArgumentError(msg)
 
 
-def as_fraction(fraction: Any) -> float:
+def as_fraction(fraction: Any, name: str = "val_fraction") -> float:
     """A share as a Python float."""
     if not is_real(fraction) or not 0.0 < fraction < 1.0:
-        msg = f"Expected the fraction to hold out, `val_fraction`, to be a number in (0, 1), but got {fraction!r}."
+        msg = f"Expected the fraction to hold out, `{name}`, to be a number in (0, 1), but got {fraction!r}."
         raise ArgumentError(msg)
     return float(fraction)
 

@@ -155,12 +155,6 @@ def test_groups_that_do_not_do(options, words):
         PosNegDataModule(TensorDataset(torch.from_numpy(x), torch.from_numpy(labels)), **options).setup("fit")
 
 
-def test_groups_without_a_split_are_refused():
-    labels, groups, x = problem(2)
-    with pytest.raises(ArgumentError, match="set `val_fraction`, or `num_folds` and `fold`, as well"):
-        PosNegDataModule((x, labels), groups=groups).setup("fit")
-
-
 # ---------------------------------------------------------------- several labels
 
 NAMES = ("a", "b", "c", "d")
