@@ -114,7 +114,7 @@ def pretrain(data: SMILESDataModule, fold: int, epochs: int) -> dict[str, Any]:
     data.num_pos = data.num_neg = 32
     data.num_dual_neg = None
     seed_everything(fold, verbose=False)
-    module = TPAUCModule(GIN(), CrossEntropy(), optimizer=lambda p: torch.optim.Adam(p, lr=1e-3))
+    module = TPAUCModule(GIN(), CrossEntropy(average=False), optimizer=lambda p: torch.optim.Adam(p, lr=1e-3))
     bare_trainer(max_epochs=epochs, limit_val_batches=0).fit(module, data)
     print(f"start of fold {fold}: validation {tpauc(module, data.val_dataloader()):.3f}", flush=True)
     return module.state_dict()

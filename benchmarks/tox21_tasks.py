@@ -43,8 +43,8 @@ class Side(NamedTuple):
 SIDES = {
     "STACO": Side(STACO, (None,)),
     "STACO, per positive": Side(partial(STACO, duals="per_positive"), (None,)),
-    "cross-entropy": Side(CrossEntropy, (0.001, 0.003, 0.01)),
-    "balanced": Side(partial(CrossEntropy, balanced=True), (0.001, 0.003, 0.01)),
+    "cross-entropy": Side(partial(CrossEntropy, average=False), (0.001, 0.003, 0.01)),
+    "balanced": Side(partial(CrossEntropy, balanced=True, average=False), (0.001, 0.003, 0.01)),
 }
 
 

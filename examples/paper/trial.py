@@ -41,6 +41,7 @@ PAPER_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "SOTA": {**_PAPER_LOSS, "alpha": 0.1, "beta": 0.1, "beta_prime": 0.1},
     "SONX": {**_PAPER_LOSS, "beta": 0.1, "beta_prime": 0.1},
     "SOTAs": {**_PAPER_LOSS, "lam": 1.0, "lam_prime": 1.0},
+    "CrossEntropy": {"average": False},
 }
 #: How the paper trains: a fixed rectangle, the mean of all iterates, the last solution.
 PAPER_TRAINING: Mapping[str, Any] = {"averaging": "uniform", "shrink_rectangle": False, "keep_best": False}
@@ -173,7 +174,7 @@ def build_module(
     )
     optimizer: Any
     if method is None:
-        algorithm: algorithms.Algorithm = algorithms.CrossEntropy()
+        algorithm: algorithms.Algorithm = algorithms.CrossEntropy(average=False)
         optimizer, activation = partial(torch.optim.Adam, lr=1e-3, weight_decay=WEIGHT_DECAY), experiment.activation
     else:
         own = {**PAPER_SETTINGS.get(method.algorithm, {}), **method.fixed, **spread(settings)}

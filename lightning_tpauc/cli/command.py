@@ -145,7 +145,7 @@ class ComparingTrainer(Trainer):
         folder: str = "comparison",
         methods: list[str] | None = None,
         trials: int = 1,
-        seeds: int = 1,
+        seeds: int = 3,
         folds: int | None = None,
         processes: int = 1,
         ckpt_path: str | None = None,
@@ -157,9 +157,9 @@ class ComparingTrainer(Trainer):
             model: replaced by the command's.
             datamodule: replaced by the command's.
             folder: Where report.html, tables and pictures go; the same command goes on there after a kill.
-            methods: Names of methods. Default: cross-entropy, balanced cross-entropy, STACO, and PAUCI for one label.
+            methods: Names of methods. Default: three cross-entropies, STACO, and PAUCI for one label.
             trials: Learning rates of each method, the default and others around it, chosen on validation data.
-            seeds: Repetitions with other initial weights and batches.
+            seeds: Repetitions with other initial weights and batches. No method is called ahead by one.
             folds: Folds of a cross-validation, each of them a repetition.
             processes: Trainings that run side by side, each in a process and a thread of its own, on CPUs.
             ckpt_path: Not used: all methods start from the same untrained weights, or from the model's init_from.

@@ -7,6 +7,7 @@ import functools
 import logging
 import multiprocessing
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import lightning
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule
@@ -28,7 +30,7 @@ from lightning_tpauc.algorithms import Algorithm, CrossEntropy
 from lightning_tpauc.comparison import training
 from lightning_tpauc.comparison.report import Report, write_report
 from lightning_tpauc.comparison.results import Outcome, Results, evaluate, have_both
-from lightning_tpauc.comparison.training import BASELINE, Cell, Length, Method, Run, Setup
+from lightning_tpauc.comparison.training import BASELINES, Cell, Length, Method, Run, Setup
 from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.data.parts import content_digest
 from lightning_tpauc.errors import ArgumentError, DataError, UnsupportedError
@@ -36,6 +38,7 @@ from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional.checks import check_count, check_rectangle
 from lightning_tpauc.module import TPAUCModule
 from lightning_tpauc.scoring.labels import Labels, labels_of_data, listed
+from lightning_tpauc.version import __version__
 
 #: What a process of its own works on: inherited through the fork.
 _train_one: Callable[[Cell], None]
@@ -50,7 +53,7 @@ def compare(
     max_fpr: float = 0.5,
     methods: Sequence[str | Method] | None = None,
     trials: int = 1,
-    seeds: int = 1,
+    seeds: int = 3,
     folds: int | None = None,
     processes: int = 1,
     rectangles: Sequence[tuple[float, float]] = (),
@@ -74,12 +77,14 @@ def compare(
         min_tpr: lower bound of the true positive rate of the rectangle that is trained for.
         max_fpr: upper bound of its false positive rate.
         methods: names of :func:`~lightning_tpauc.comparison.method_names` or
-            :class:`~lightning_tpauc.comparison.Method` objects; ``None``: cross-entropy, balanced cross-entropy, STACO
-            and PAUCI, which is left out where data have several labels.
+            :class:`~lightning_tpauc.comparison.Method` objects; ``None``: cross-entropy, balanced cross-entropy,
+            cross-entropy without the average of its weights that all others but PAUCI have, STACO and PAUCI, which is
+            left out where data have several labels. They are compared with the cross-entropy that validates best.
         trials: number of learning rates to try for each method: its default, and others around it, half a power of ten
             apart. Validation data choose the best.
-        seeds: number of repetitions with other initial weights and batches. Where ``model`` is a network, or loads
-            trained weights, only the batches differ: pass a function that makes one.
+        seeds: number of repetitions with other initial weights and batches. With one, and no folds, nothing tells the
+            noise of training, and no method is called ahead. Where ``model`` is a network, or loads trained weights,
+            only the batches differ: pass a function that makes one.
         folds: number of folds of a cross-validation; each is a repetition.
         processes: how many trainings run side by side, each in a process and a thread of its own, on CPUs. The results
             equal those of one after the other, up to rounding that depends on the number of threads.
@@ -181,7 +186,7 @@ class Comparison:
     rectangle: tuple[float, float]
     methods: Sequence[str | Method] | None = None
     trials: int = 1
-    seeds: int = 1
+    seeds: int = 3
     folds: int | None = None
     rectangles: Sequence[tuple[float, float]] = ()
     first_seed: int = 0
@@ -247,9 +252,21 @@ class Comparison:
             if not self._lengths:
                 self._measure(datamodule)
             starts.add(content_digest(dict(module.state_dict())))
+            if run == self.runs[0]:
+                self._notes.append(self._about(datamodule, module))
             self._identities[run] = self.setup.identity(module, datamodule, repr((self._rectangles[0], self._labels)))
         if self.seeds > 1 and len(starts) == 1:
             self._notes.append("All seeds start from the same weights: they differ by their batches alone.")
+
+    def _about(self, datamodule: PosNegDataModule, module: TPAUCModule) -> str:
+        """What was compared, on what and when."""
+        data = f"{type(datamodule).__name__} {datamodule.fingerprint}, training positives {datamodule.num_positives}"
+        weights = sum(parameter.numel() for parameter in module.parameters())
+        model = f"{type(getattr(module, 'backbone', module)).__name__}, {weights:,} weights"
+        given = {name: value for name, value in self.setup.options.items() if isinstance(value, (int, float, str))}
+        trainer = ", ".join(f"{name}={value}" for name, value in given.items())
+        versions = f"lightning-tpauc {__version__}, torch {torch.__version__}, lightning {lightning.__version__}"
+        return f"{data}; {model}; Trainer({trainer}); {time.strftime('%Y-%m-%d')}, {versions}."
 
     def _measure(self, datamodule: PosNegDataModule) -> None:
         """Choose the methods that can train these labels, and how long each trains."""
@@ -319,7 +336,10 @@ class Comparison:
         if self._labels is not None:
             labels = list(zip(self._labels.names, self._labels.rectangles(CrossEntropy(*first)), strict=True))
         names = [method.name for method in self._methods]
-        baseline = BASELINE if BASELINE in names else names[0]
+        known = [name for name in BASELINES if name in runs]
+        baseline = max(known, key=lambda name: validated(runs[name]), default=names[0])
+        if len(known) > 1:
+            self._notes.append(f"The baseline, {baseline}, validates best of {listed(known)}.")
         results = evaluate(runs, baseline, self._rectangles, labels, self.folds or 1)
         return replace(results, part="test" if self._has_test else "validation", failed=failed)
 
@@ -330,12 +350,14 @@ class Comparison:
 
 def best_factor(outcomes: Mapping[float, Sequence[Outcome]]) -> float | None:
     """The learning rate with the best mean areas on validation data, the first of equals; ``None`` if all failed."""
-    means = {
-        factor: torch.tensor([run.validation for run in runs], dtype=torch.float64).mean(0).tolist()
-        for factor, runs in outcomes.items()
-        if not any(run.failed for run in runs)
-    }
+    means = {factor: validated(runs) for factor, runs in outcomes.items() if not any(run.failed for run in runs)}
     return max(means, key=means.__getitem__, default=None)
+
+
+def validated(runs: Sequence[Outcome]) -> list[float]:
+    """Means of TPAUC and AUROC on validation data."""
+    means: list[float] = torch.tensor([run.validation for run in runs], dtype=torch.float64).mean(0).tolist()
+    return means
 
 
 # ---------------------------------------------------------------- what a comparison asks of data

@@ -22,7 +22,6 @@ from lightning_tpauc.extras import import_extra
 from lightning_tpauc.files import replacing
 from lightning_tpauc.functional import roc_polyline
 from lightning_tpauc.scoring.labels import listed
-from lightning_tpauc.version import __version__
 
 COLOURS = ("#1f3b57", "#f2a33a", "#4c9a6a", "#b0413e", "#7b6ba8", "#5aa5c8", "#8a8f98", "#c77fb0", "#9a7b4f", "#2f7f7a")
 #: At most so many labels have ROC curves of their own.
@@ -142,7 +141,7 @@ def _methods(results: Results) -> Table:
     rows = []
     for name, runs in results.runs.items():
         first, *values = map(_mean_and_std, results.values[name].nanmean(1).unbind(1))
-        low, high = results.intervals[name]
+        _, low, high, *_ = results.intervals[name]
         about = [f"{fmean(run.seconds for run in runs):.1f}", f"{runs[0].examples:,}", runs[0].optimizer]
         rows.append([name, first, f"{low:.3f} to {high:.3f}", *values, *about])
     return Table(header, [*rows, *([name, "failed", *[""] * (len(header) - 2)] for name in results.failed)])
@@ -166,7 +165,7 @@ def _labels(results: Results) -> Table:
         for name in methods:
             cells.append(f"{label.tpauc[name]:.3f}" if label.has_value else "-")
             if name in label.differences:
-                estimate, lower, upper = label.differences[name]
+                estimate, lower, upper, *_ = label.differences[name]
                 cells.append(f"{short(estimate, sign='+')} ({short(lower)} to {short(upper)})")
             elif name in results.differences:
                 cells.append("-")
@@ -207,14 +206,14 @@ def _notes(results: Results, tried: int, others: Sequence[str]) -> list[str]:
     found += [f"{name} failed: {why}" for name, why in results.failed.items()]
     if results.runs:
         num_runs = len(next(iter(results.runs.values())))
-        error = "With one run they hold the error of the finite data, not that of training: use more seeds."
+        error = "With one run they lack the noise of training: use more seeds."
         if num_runs > 1:
-            error = f"Each draws the {num_runs} runs as well. Values are means over runs, with standard deviations."
+            error = f"and the spread of {num_runs} runs. Values are means over runs, with standard deviations."
         found.append(
-            f"Intervals hold 95% of {results.num_resamples} stratified bootstrap resamples, the same for all methods; "
-            f"those of single labels are of each by itself. {error}"
+            f"95% intervals, by {results.num_resamples} stratified bootstrap resamples, the same for all methods, "
+            f"{error} Those of single labels are of each by itself."
         )
-    return [*found, *others, f"lightning-tpauc {__version__}."]
+    return [*found, *others]
 
 
 def _of_data(results: Results) -> list[str]:

@@ -68,13 +68,17 @@ class Difference(NamedTuple):
 
     Attributes:
         estimate: mean difference over the runs.
-        lower: lower end of its interval.
-        upper: upper end of its interval.
+        lower: lower end of its 95% interval.
+        upper: upper end of its 95% interval.
+        data_error: its standard error because the evaluated examples are finite in number.
+        training_error: its standard error because the runs are; nan of a single run, whose interval lacks it.
     """
 
     estimate: float
     lower: float
     upper: float
+    data_error: float = 0.0
+    training_error: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,7 @@ class Results:
         runs: by method, what its runs yield: all other values are made of their scores.
         values: by method, float64 ``(runs, K, M)``: the M :func:`measures` of each run and label, nan where a label
             lacks a class.
-        intervals: by method, the 95% bootstrap interval of TPAUC in the first rectangle.
+        intervals: by method, TPAUC in the first rectangle with its 95% interval.
         differences: by method, the difference of TPAUC to the baseline, one for each rectangle.
         num_resamples: number of bootstrap resamples that the intervals are made of.
         labels: what came out for each label; of several, all else shows the mean.
@@ -125,7 +129,7 @@ class Results:
     baseline: str
     runs: Mapping[str, Sequence[Outcome]]
     values: Mapping[str, Tensor] = field(default_factory=dict)
-    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    intervals: Mapping[str, Difference] = field(default_factory=dict)
     differences: Mapping[str, Sequence[Difference]] = field(default_factory=dict)
     num_resamples: int = 0
     labels: Sequence[LabelResults] = ()
@@ -140,7 +144,8 @@ class Results:
     def verdict(self, method: str, rectangle: int = 0) -> str:
         """In plain words whether a method is ahead of the baseline in a rectangle, by its number."""
         untrained = [name for name in self.untrained if name in (method, self.baseline)]
-        return verdict(self.differences[method][rectangle], self.baseline, untrained)
+        positives = min((label.num_positives for label in self.valued), default=0)
+        return verdict(self.differences[method][rectangle], self.baseline, untrained, positives, len(self.runs[method]))
 
     @property
     def untrained(self) -> list[str]:
@@ -169,26 +174,27 @@ def evaluate(
     values = {name: torch.stack([_measured(run, wanted) for run in runs]) for name, runs in scores.items()}
     num_scores = sum(run.scores.numel() for runs in scores.values() for run in runs) * len(rectangles)
     num_resamples = max(200, min(1000, _DRAWS // max(1, num_scores)))
-    areas = resampled_areas(scores, wanted, num_resamples)
+    period = period_of(paired(scores), folds)
+    areas = resampled_areas(scores, wanted, num_resamples, period=period)
 
-    # as `resampled_areas`: by rectangle, the mean over the labels, and each label
-    means = {name: torch.cat([own.nanmean(1).mean(0)[:, None], own.nanmean(0).T], 1) for name, own in values.items()}
+    # as `resampled_areas`: of each run by rectangle, the mean over the labels, and each label
+    of_runs = {
+        name: torch.cat([own.nanmean(1, keepdim=True), own], 1)[..., : len(rectangles)].transpose(1, 2)
+        for name, own in values.items()
+    }
     ahead: dict[str, list[list[Difference]]] = {}
     for name in scores if baseline in scores else ():
         if name != baseline:
-            lower, upper = _ends(areas[name] - areas[baseline])
-            shown = torch.stack([(means[name] - means[baseline])[: len(rectangles)], lower, upper], 2)
-            ahead[name] = [[Difference(*numbers) for numbers in row] for row in shown.tolist()]
+            ahead[name] = _intervals(of_runs[name] - of_runs[baseline], areas[name] - areas[baseline], period == 1)
 
-    targets = paired(scores)
-    target = torch.cat(targets[: 1 if all(torch.equal(own, targets[0]) for own in targets) else folds])
+    target = torch.cat(paired(scores)[: max(period, folds)])
     of_labels = []
     for k, (label, own) in enumerate(labels):
         counts = int((target[:, k] == 1).sum()), int((target[:, k] == 0).sum())
-        tpauc = {name: float(found[0, 1 + k]) for name, found in means.items()}
+        tpauc = {name: float(own[:, 0, 1 + k].nanmean()) for name, own in of_runs.items()}
         there = {name: found[0][1 + k] for name, found in ahead.items() if not math.isnan(tpauc[name])}
         of_labels.append(LabelResults(label, own, *counts, tpauc, there))
-    intervals = {name: tuple(_ends(own[:, 0, 0]).tolist()) for name, own in areas.items()}
+    intervals = {name: _intervals(own, areas[name], period == 1)[0][0] for name, own in of_runs.items()}
     differences = {name: [row[0] for row in found] for name, found in ahead.items()}
     return Results(rectangles, baseline, scores, values, intervals, differences, num_resamples, of_labels)
 
@@ -216,9 +222,32 @@ def _measured(run: Outcome, wanted: Sequence[Sequence[Rectangle]]) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def _ends(values: Tensor) -> Tensor:
-    """The ends of 95% percentile intervals, first of two, over the resamples, those that have a value."""
-    return values.nanquantile(torch.tensor([0.025, 0.975], dtype=torch.float64), 0)
+def _intervals(of_runs: Tensor, resampled: Tensor, same_examples: bool) -> list[list[Difference]]:
+    """Means over the runs of ``(runs, R, 1 + K)`` values, with intervals that hold the error of data and of training.
+
+    The variance of ``resampled``, ``(num_resamples, R, 1 + K)``, is that of the finite data. Runs on the same examples
+    differ by their training alone, runs on examples of their own by both. The interval is Student's t, whose degrees of
+    freedom are those of a sum of two variances (Satterthwaite, Biometrics Bulletin 1946), of which the runs' has one
+    less than there are runs.
+    """
+    from scipy.stats import t
+
+    count = (~of_runs.isnan()).sum(0)
+    data, training = _variance(resampled), _variance(of_runs) / count
+    if not same_examples:
+        training = (training - data).clamp_min(0.0)
+    known = training.nan_to_num(0.0)
+    freedom = (data + known).square() * (count - 1) / known.square()
+    half = torch.from_numpy(t.ppf(0.975, freedom.nan_to_num(math.inf).clamp_min(1.0))) * (data + known).sqrt()
+    estimate = of_runs.nanmean(0)
+    shown = torch.stack([estimate, estimate - half, estimate + half, data.sqrt(), training.sqrt()], -1)
+    return [[Difference(*numbers) for numbers in row] for row in shown.tolist()]
+
+
+def _variance(values: Tensor) -> Tensor:
+    """The unbiased variance over the first dimension of the values that are there; nan of fewer than two."""
+    count = (~values.isnan()).sum(0)
+    return (values - values.nanmean(0)).square().nansum(0) / (count - 1).where(count > 1, math.nan)
 
 
 # ---------------------------------------------------------------- resamples
@@ -229,37 +258,35 @@ def resampled_areas(
     rectangles: Sequence[Sequence[Rectangle]],
     num_resamples: int = 1000,
     seed: int = 0,
+    period: int = 1,
 ) -> dict[str, Tensor]:
-    r"""TPAUC of every method in stratified resamples that are the same for all of them.
+    """TPAUC of every method in stratified resamples that are the same for all of them.
 
-    A resample draws runs (seeds or folds) with replacement, and examples with replacement, in the strata of
-    :func:`strata`: with one label as many of each class as there are. An example is drawn with all its labels, as it
-    was measured. Runs that were evaluated on the same examples share their draw. So the spread includes the error of
-    the finite data. With R runs it also includes a part of the error of training, :math:`(R - 1) / R` of its variance;
-    with one run it includes nothing of that.
+    A resample draws examples with replacement, in the strata of :func:`strata`: with one label as many of each class as
+    there are. An example is drawn with all its labels, as it was measured. Run k is evaluated on the same examples as
+    run ``k + period``, and they share their draw. So the spread is the error of the finite data, and nothing of that of
+    training.
 
     ``rectangles`` are (min_tpr, max_fpr) pairs of each label, as many for each.
 
     Returns:
-        By method, a float64 tensor ``(num_resamples, R, 1 + K)`` for R rectangles of K labels: means over the drawn
-        runs, first of the mean over the labels, then of each. A label that lacks a class in a resample has no value
-        there, which is nan, and counts in no mean.
+        By method, a float64 tensor ``(num_resamples, R, 1 + K)`` for R rectangles of K labels: means over the runs,
+        first of the mean over the labels, then of each. A label that lacks a class in a resample has no value there,
+        which is nan, and counts in no mean.
     """
     targets = paired(methods)
-    shared = all(torch.equal(target, targets[0]) for target in targets)
     scores = {name: [rankable(run.scores).cpu() for run in runs] for name, runs in methods.items()}
     if not all(have_both(target).any() for target in targets):
         msg = "Methods can't be compared on data that lack a class."
         raise ArgumentError(msg)
-    groups = [strata(target) for target in targets]
+    groups = [strata(target) for target in targets[:period]]
     generator = torch.Generator().manual_seed(seed)
     found: dict[str, list[Tensor]] = {name: [] for name in methods}
     for _ in tqdm(range(num_resamples), desc="resampling", delay=2):
-        drawn = torch.randint(len(targets), (len(targets),), generator=generator).tolist()
-        rows = [_draw(groups[0], generator)] * len(drawn) if shared else [_draw(groups[r], generator) for r in drawn]
+        rows = [_draw(own, generator) for own in groups]
         for name, runs in scores.items():
-            areas = [_areas(runs[r][own], targets[r][own], rectangles) for r, own in zip(drawn, rows, strict=True)]
-            found[name].append(torch.stack(areas).nanmean(0))
+            drawn = [(run[rows[r % period]], targets[r][rows[r % period]]) for r, run in enumerate(runs)]
+            found[name].append(torch.stack([_areas(*own, rectangles) for own in drawn]).nanmean(0))
     return {name: torch.stack(areas) for name, areas in found.items()}
 
 
@@ -272,6 +299,12 @@ def paired(methods: Mapping[str, Sequence[Outcome]]) -> list[Tensor]:
             msg = f"The runs of {name!r} were evaluated on other examples than those of the other methods."
             raise ArgumentError(msg)
     return first
+
+
+def period_of(targets: Sequence[Tensor], folds: int = 1) -> int:
+    """After how many runs the same examples come again: 1, the number of folds, or the number of runs."""
+    periods = (p for p in (1, folds) if all(torch.equal(own, targets[k % p]) for k, own in enumerate(targets)))
+    return next(periods, len(targets))
 
 
 def strata(target: Tensor) -> list[Tensor]:
@@ -310,28 +343,49 @@ def _areas(scores: Tensor, target: Tensor, wanted: Sequence[Sequence[Rectangle]]
 # ---------------------------------------------------------------- words
 
 
-def verdict(found: Difference, baseline: str, untrained: Sequence[str] = ()) -> str:
+def verdict(
+    found: Difference, baseline: str, untrained: Sequence[str] = (), num_positives: int = 0, num_runs: int = 1
+) -> str:
     """In plain words whether a method is ahead of the baseline.
 
     They are level where the whole interval lies within .010 of 0. Else one is ahead if the interval leaves 0 out, and
-    if it does not, the data can't tell. Nothing can be said where one of them, in ``untrained``, has learnt nothing.
+    if it does not, the data can't tell, and the words say what would. A single run is provisional, since its interval
+    lacks the noise of training. Nothing can be said where one of them, in ``untrained``, has learnt nothing.
 
     Example:
-        >>> verdict(Difference(0.04, 0.02, 0.06), "cross-entropy")
+        >>> verdict(Difference(0.04, 0.02, 0.06, 0.008, 0.004), "cross-entropy")
         'ahead by .040, 95% interval .020 to .060'
+        >>> verdict(Difference(0.004, -0.012, 0.02, 0.008, 0.001), "cross-entropy", (), 500, 3)
+        "can't tell: +.004, 95% interval -.012 to .020; 3,500 more positives would"
     """
-    estimate, lower, upper = found
+    estimate, lower, upper, *_ = found
     interval = f"{short(estimate, sign='+')}, 95% interval {short(lower)} to {short(upper)}"
     if untrained:
         who = f"{' and '.join(untrained)} never validated better than {'its' if len(untrained) == 1 else 'their'}"
         return f"open ({interval}): {who} first weights"
+    if math.isnan(found.training_error):
+        return f"provisional ({interval}): one run says nothing of the noise of training; repeat with `seeds`"
     if lower >= -MARGIN and upper <= MARGIN:
         return f"level within {short(MARGIN)}: keep {baseline} ({interval})"
     if lower > 0:
         return f"ahead by {short(estimate)}, 95% interval {short(lower)} to {short(upper)}"
     if upper < 0:
         return f"behind by {short(-estimate)}, 95% interval {short(-upper)} to {short(-lower)}: keep {baseline}"
-    return f"can't tell: {interval}"
+    return f"can't tell: {interval}; {_what_would_tell(found, num_positives, num_runs)} would"
+
+
+def _what_would_tell(found: Difference, num_positives: int, num_runs: int) -> str:
+    """How many more positives, or seeds, would leave 0 out, or keep the interval within the margin."""
+    distance = max(abs(found.estimate), MARGIN - abs(found.estimate))
+    wanted = (distance / 2.0) ** 2
+    parts = {"positives": (num_positives, found.data_error), "seeds": (num_runs, found.training_error)}
+    total, words = sum(error**2 for _, error in parts.values()), []
+    for name, (count, error) in parts.items():
+        left = wanted - (total - error**2)  # of the variance, when that of the other is as it is
+        if left > 0 and (more := count * (error**2 / left - 1)) > 0:
+            digits = 1 if name == "seeds" else 10 ** max(0, int(math.log10(max(more, 1.0))) - 1)
+            words.append(f"{max(1, math.ceil(more / digits)) * digits:,} more {name}")
+    return " or ".join(words) or "more positives and more seeds together"
 
 
 def short(value: float, sign: str = "") -> str:

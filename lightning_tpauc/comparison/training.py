@@ -46,7 +46,9 @@ _LIBRARIES |= sys.stdlib_module_names
 
 #: What the others are compared with.
 BASELINE = "cross-entropy"
-_DEFAULT = (BASELINE, "balanced cross-entropy", "STACO", "PAUCI")
+#: The others are compared with that of these which validates best.
+BASELINES = (BASELINE, "balanced cross-entropy", "cross-entropy without average")
+_DEFAULT = (*BASELINES, "STACO", "PAUCI")
 _SIGMOID = {"score_activation": "sigmoid"}
 
 
@@ -74,6 +76,7 @@ _KNOWN = {
     for method in (
         Method(BASELINE, CrossEntropy),
         Method("balanced cross-entropy", lambda *rectangle: CrossEntropy(*rectangle, balanced=True)),
+        Method("cross-entropy without average", lambda *rectangle: CrossEntropy(*rectangle, average=False)),
         Method("STACO", STACO),
         Method("PAUCI", PAUCI, _SIGMOID),
         Method("SOTAs", SOTAs),

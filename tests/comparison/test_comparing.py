@@ -85,7 +85,15 @@ def model():
 
 
 def run(folder, **options):
-    given = {"model": model, "datamodule": problem(), "methods": TWO, "accelerator": "cpu", **SHORT, **options}
+    given = {
+        "model": model,
+        "datamodule": problem(),
+        "methods": TWO,
+        "seeds": 1,
+        "accelerator": "cpu",
+        **SHORT,
+        **options,
+    }
     return compare(given.pop("model"), given.pop("datamodule"), folder, **given)
 
 
@@ -511,8 +519,8 @@ def test_values_of_labels_are_what_the_module_reports(finished_labels):
     """The weights of each training, tested by a module of their own: means, and each label."""
     folder, report = finished_labels
     rows, best, found = table(folder, "runs"), best_factors(folder), report.results
-    assert list(found.values) == ["cross-entropy", "balanced cross-entropy", "STACO"]
-    assert len(rows) == 3 * 2 * 4
+    assert list(found.values) == ["cross-entropy", "balanced cross-entropy", "cross-entropy without average", "STACO"]
+    assert len(rows) == 4 * 2 * 4
     names = ["tpauc", "tpauc_tpr25_fpr75", "auroc", "", "tpr_at_max_fpr", "fpr_at_min_tpr"]
     for (method, factor, seed, _), outcome in cells(folder).items():
         if factor != best[method]:
@@ -542,7 +550,10 @@ def test_the_report_says_what_the_means_are_of(finished_labels):
     ):
         assert f"- {line}" in report.text.splitlines()
     assert re.search(r"- Fewer than 30 positives or negatives: .*rare", report.text)
-    assert re.search(r"STACO against cross-entropy, mean of 3 labels, TPR >= 0.5, FPR <= 0.5: ", report.text)
+    assert f"STACO against {report.results.baseline}, mean of 3 labels, TPR >= 0.5, FPR <= 0.5: " in report.text
+    found = report.results
+    means = {name: np.mean([run.validation[0] for run in found.runs[name]]) for name in found.runs if name != "STACO"}
+    assert found.baseline == max(means, key=means.get)
     page = (folder / "report.html").read_text(encoding="utf-8")
     parsed = ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>"))  # noqa: S314  # our own page
     shown = [[cell.text or "" for cell in row] for row in parsed.iter("tr")]
@@ -598,6 +609,7 @@ def config(tmp_path):
 
 def test_the_command(config, tmp_path, capsys):
     words = ["compare", "--config", str(config), "--folder", str(tmp_path / "found"), "--methods", str(TWO)]
+    words += ["--seeds", "1"]
 
     def count():
         return len(list((tmp_path / "found" / "cells").iterdir()))
@@ -617,7 +629,7 @@ def test_the_command(config, tmp_path, capsys):
     for rate in ("0.1", "0.2", "0.2"):
         main([*words, "--model.optimizer", "SGD", "--model.optimizer.lr", rate])
     assert count() == 8
-    main([*words[:-2], "--methods", "[cross-entropy, balanced cross-entropy]", "--folds", "2", "--seeds", "2"])
+    main([*words[:-4], "--methods", "[cross-entropy, balanced cross-entropy]", "--folds", "2", "--seeds", "2"])
     assert "2 folds and 2 seeds" in capsys.readouterr().out
 
 

@@ -1,10 +1,12 @@
 """Values against scikit-learn and loops, intervals against loops, verdicts by their words."""
 
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import ttest_1samp
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from lightning_tpauc.comparison.results import (
@@ -12,6 +14,7 @@ from lightning_tpauc.comparison.results import (
     Outcome,
     evaluate,
     measures,
+    period_of,
     resampled_areas,
     short,
     strata,
@@ -144,8 +147,10 @@ def test_intervals_of_labels_are_those_of_a_loop_over_examples():
     found = evaluate({"ours": [ours], "theirs": [theirs]}, "theirs", [CORNER], labels)
     differences = [found.differences["ours"][0], *(label.differences["ours"] for label in found.labels)]
     for got, values in zip(differences, np.array(drawn).T, strict=True):
-        low, high = np.nanquantile(values, [0.025, 0.975])
-        assert (got.lower, got.upper) == pytest.approx((low, high), abs=0.12 * (high - low))
+        half = 1.96 * np.nanstd(values)
+        ends = got.estimate - half, got.estimate + half
+        assert (got.lower, got.upper) == pytest.approx(ends, abs=0.24 * half)
+        assert math.isnan(got.training_error)
 
 
 @pytest.mark.parametrize("make", [scored, scored_labels])
@@ -171,19 +176,40 @@ def test_resamples_are_a_function_of_the_seed():
 def test_runs_on_the_same_examples_do_not_count_as_more_examples():
     run, other = scored(5), scored(5, n_pos=31)
     one, same = (resampled_areas({"a": runs}, [[CORNER]], 600)["a"].std() for runs in ([run], [run] * 4))
-    apart = resampled_areas({"a": [run, other] * 2}, [[CORNER]], 600)["a"].std()
+    apart = resampled_areas({"a": [run, other] * 2}, [[CORNER]], 600, period=2)["a"].std()
+    assert [period_of([r.target for r in runs], 2) for runs in ([run] * 4, [run, other] * 2, [run, other, other])] == [
+        1,
+        2,
+        3,
+    ]
     assert float(same) == pytest.approx(float(one), rel=0.15)
     assert float(apart) < 0.85 * float(one)
 
 
-def test_runs_are_drawn_as_well():
-    """Of a perfect and a useless run, no resample of examples changes either: what varies is which runs are drawn."""
-    target = torch.tensor([[1], [1], [0], [0]])
-    perfect, useless = Outcome(target.float(), target), Outcome(-target.float(), target)
-    areas = resampled_areas({"a": [perfect, useless]}, [[CORNER]], num_resamples=2000)["a"][:, 0, 0]
-    values, counts = areas.unique(return_counts=True)
-    assert values.tolist() == [0.0, 0.5, 1.0]
-    assert (counts / 2000).tolist() == pytest.approx([0.25, 0.5, 0.25], abs=0.05)
+@pytest.mark.parametrize("shared", [True, False])
+def test_where_resamples_change_nothing_the_interval_is_that_of_students_t_test(shared):
+    """Of perfect and useless runs, no resample of examples changes either: what varies is the training."""
+    values, runs = [1.0, 0.0, 1.0, 1.0], {"a": [], "b": []}
+    for k, value in enumerate(values):
+        target = torch.tensor([[1], [1], *[[0]] * (2 if shared else 2 + k)])
+        runs["a"].append(Outcome((2 * value - 1) * target.float(), target))
+        runs["b"].append(Outcome(-target.float(), target))
+    found = evaluate(runs, "b", [CORNER], [("", CORNER)]).differences["a"][0]
+    expected = ttest_1samp(values, 0.0).confidence_interval(0.95)
+    assert (found.lower, found.upper) == pytest.approx((expected.low, expected.high))
+    assert found.data_error == 0.0
+    assert found.training_error == pytest.approx(np.std(values, ddof=1) / 2)
+
+
+def test_errors_of_data_and_training_add_up():
+    """Runs that differ by nothing but noise on their scores, on the same examples."""
+    run, generator = scored(6, n_pos=60), torch.Generator().manual_seed(1)
+    noisy = [Outcome(run.scores + torch.randn(140, 1, generator=generator), run.target) for _ in range(12)]
+    found = evaluate({"a": noisy, "b": [run] * 12}, "b", [CORNER], [("", CORNER)]).differences["a"][0]
+    values = [naive_value(r.scores[:, 0].double().numpy(), r.target[:, 0].numpy(), CORNER) for r in noisy]
+    assert found.training_error == pytest.approx(np.std(values, ddof=1) / 12**0.5)
+    half = (found.upper - found.lower) / 2
+    assert 1.96 < half / math.hypot(found.data_error, found.training_error) < 2.2
 
 
 def test_a_label_that_lacks_a_class_in_a_resample_counts_in_no_mean_there():
@@ -226,7 +252,25 @@ def test_what_cant_be_compared_is_refused():
     ],
 )
 def test_verdicts(found, text):
-    assert verdict(Difference(*found), "CE") == text
+    assert verdict(Difference(*found, data_error=0.02, training_error=0.0), "CE", (), 100, 3).startswith(text)
+
+
+def test_a_single_run_is_provisional():
+    for lower in (-0.1, 0.0, 0.02):
+        assert verdict(Difference(0.04, lower, 0.06), "CE").startswith("provisional (+.040, 95% interval")
+
+
+@pytest.mark.parametrize(("estimate", "data", "training"), [(0.004, 0.008, 0.001), (0.03, 0.01, 0.02), (0.0, 0.1, 0.1)])
+def test_as_many_more_positives_or_seeds_as_it_says_would_tell(estimate, data, training):
+    """Errors fall with the root of the number; then an interval of two of them leaves 0 out or keeps to the margin."""
+    half = 2 * math.hypot(data, training)
+    text = verdict(Difference(estimate, estimate - half, estimate + half, data, training), "CE", (), 200, 4)
+    more = {name: int(number.replace(",", "")) for number, name in re.findall(r"([\d,]+) more (positives|seeds)", text)}
+    for name, number in more.items():
+        grown = (data * (200 / (200 + number)) ** 0.5, training) if name == "positives" else None
+        half = 2 * math.hypot(*(grown or (data, training * (4 / (4 + number)) ** 0.5)))
+        assert half <= max(abs(estimate), 0.01 - abs(estimate)) + 1e-9
+    assert ("together would" in text) == (not more)
 
 
 def test_there_is_no_verdict_on_untrained_methods():

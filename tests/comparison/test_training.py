@@ -105,7 +105,8 @@ def test_a_training_without_end_is_refused():
 
 
 def test_methods_by_name():
-    assert [m.name for m in chosen_methods(None)] == ["cross-entropy", "balanced cross-entropy", "STACO", "PAUCI"]
+    usual = ["cross-entropy", "balanced cross-entropy", "cross-entropy without average", "STACO", "PAUCI"]
+    assert [m.name for m in chosen_methods(None)] == usual
     with pytest.raises(ArgumentError, match="'STACO3'"):
         chosen_methods(["STACO", "STACO3"])
     for given in (["STACO"], ["STACO", "STACO"]):

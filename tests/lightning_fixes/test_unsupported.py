@@ -56,13 +56,13 @@ def two_layers():
 
 
 def test_finetuning_and_pruning_work_where_nothing_is_averaged():
-    module = make_module(CrossEntropy(), two_layers())
+    module = make_module(CrossEntropy(average=False), two_layers())
     before = module.backbone[1].weight.detach().clone()
     fit(module, Unfreeze(), max_epochs=1)
     assert torch.equal(module.backbone[1].weight.double(), before.double())
-    fit(module := make_module(CrossEntropy(), two_layers()), Unfreeze(), max_epochs=2)
+    fit(module := make_module(CrossEntropy(average=False), two_layers()), Unfreeze(), max_epochs=2)
     assert not torch.equal(module.backbone[1].weight.double(), before.double())
-    fit(module := make_module(CrossEntropy(), two_layers()), ModelPruning("l1_unstructured", amount=0.5))
+    fit(module := make_module(CrossEntropy(average=False), two_layers()), ModelPruning("l1_unstructured", amount=0.5))
     assert float((module.backbone[0].weight == 0).double().mean()) >= 0.5
 
 

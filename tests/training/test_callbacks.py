@@ -6,7 +6,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_tpauc import StageCallback, TPAUCModule
-from lightning_tpauc.algorithms import STACO
+from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.errors import UnsupportedError
 from tests.helpers.problems import NUM_POS, LinearScore, eval_loader, loader, make_batches, make_trainer
 from tests.helpers.tolerances import assert_close
@@ -21,8 +21,8 @@ def algorithm():
     return STACO(0.6, 0.3, alpha=0.7, beta=0.2, dual_init="zeros", stage_restart="ones")
 
 
-def make_module():
-    return TPAUCModule(LinearScore(), algorithm(), lambda p: torch.optim.SGD(p, lr=0.05), num_positives=NUM_POS)
+def make_module(method=algorithm):
+    return TPAUCModule(LinearScore(), method(), lambda p: torch.optim.SGD(p, lr=0.05), num_positives=NUM_POS)
 
 
 def fit(module, *callbacks, **kwargs):
@@ -56,10 +56,10 @@ def weight(module):
     return module.backbone.weight.detach().clone()
 
 
-@pytest.mark.parametrize("every", [2, STEPS])
-def test_all_callbacks_find_the_average_until_validation_ends(every):
+@pytest.mark.parametrize(("every", "method"), [(2, algorithm), (STEPS, algorithm), (2, CrossEntropy)])
+def test_all_callbacks_find_the_average_until_validation_ends(every, method):
     first, last = Watch(), Watch()
-    fit(make_module(), first, StageCallback(), last, val_check_interval=every)
+    fit(make_module(method), first, StageCallback(), last, val_check_interval=every)
     steps = range(every, 2 * STEPS + 1, every)
     for watch in (first, last):
         assert len(watch.at_end) == len(steps)
