@@ -3,6 +3,7 @@
 import ast
 import importlib
 import importlib.util
+import json
 import re
 import runpy
 import subprocess
@@ -20,8 +21,9 @@ from tests.helpers.shown_commands import run_command
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 TEXTS = {page.stem: page.read_text(encoding="utf-8") for page in PAGES}
-#: What a page's Python blocks need beside the core.
+#: What the Python blocks of a page, or the cells of a notebook, need beside the core.
 NEEDS = {
+    "assays": ["ogb", "pandas", "rdkit", "torch_geometric"],
     "curves": ["matplotlib"],
     "data": ["pandas", "torch_geometric"],
     "labels": ["pandas"],
@@ -29,10 +31,15 @@ NEEDS = {
     "molecules": ["ogb", "rdkit", "torch_geometric"],
     "raw-csv": ["pandas"],
 }
+NOTEBOOKS = sorted((DOCS / "tutorials").glob("*.ipynb"))
 COMMANDS = {(name, key): command for name, text in TEXTS.items() for key, command in runnable(text).items()}
 
 
 # ---------------------------------------------------------------- code
+
+
+def code_cells(path):
+    return [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
 
 
 def python_blocks(text):
@@ -51,6 +58,27 @@ def test_python_blocks_run_one_after_the_other(name, tmp_cwd):
     for number, (source, needed) in enumerate(python_blocks(TEXTS[name])):
         if all(importlib.util.find_spec(module) for module in needed):
             exec(compile(source, f"{name}.md block {number}", "exec"), names)  # noqa: S102
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs_cell_by_cell(path, tmp_cwd):
+    for module in NEEDS.get(path.stem, []):
+        pytest.importorskip(module)
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    names = {"__name__": "notebook"}
+    for number, cell in enumerate(code_cells(path)):
+        exec(compile("".join(cell["source"]), f"{path.name} cell {number}", "exec"), names)  # noqa: S102
+    matplotlib.pyplot.close("all")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_saved_outputs_of_a_notebook_are_small_and_no_errors(path):
+    kinds = {output.get("name", output["output_type"]) for cell in code_cells(path) for output in cell["outputs"]}
+    assert {"stdout"} <= kinds <= {"stdout", "display_data", "execute_result"}
+    assert path.stat().st_size < 100_000
 
 
 def test_every_shell_block_is_marked():

@@ -1,6 +1,5 @@
 """Each example runs as its first lines say, on the small data that it makes, and what it prints and writes is true."""
 
-import json
 import os
 import re
 import runpy
@@ -85,18 +84,6 @@ def test_labels(capsys, monkeypatch):
         assert f"{name}: TPAUC {areas[-1]:.3f}, sensitivity {found:.3f}," in printed
     assert f"mean TPAUC {sum(areas) / 3:.3f};" in printed
     assert min(areas[1:]) > 0.3
-
-
-@pytest.mark.slow
-def test_notebook_runs_cell_by_cell(capsys):
-    pandas = pytest.importorskip("pandas")
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("agg")
-    notebook = json.loads((EXAMPLES / "table.ipynb").read_text(encoding="utf-8"))
-    names = {"__name__": "notebook"}
-    for number, cell in enumerate(c for c in notebook["cells"] if c["cell_type"] == "code"):
-        exec(compile("".join(cell["source"]), f"cell {number}", "exec"), names)  # noqa: S102
-    check_predictions(pandas, capsys.readouterr().out)
 
 
 @pytest.mark.slow
