@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional import fpr_at_min_tpr, tpr_at_max_fpr, two_way_partial_auroc
+from lightning_tpauc.functional.bootstrap import Resamples
 from lightning_tpauc.functional.checks import rankable
 from lightning_tpauc.functional.roc import exact_area
 
@@ -31,6 +32,7 @@ class Outcome:
     Attributes:
         scores: float tensor ``(N, K)`` of K labels: of the test data, or where there are none of the validation data.
         target: integer tensor ``(N, K)``: 1, 0, and -1 for what was not measured.
+        groups: the number of each example's group, such as its patient, int64 ``(N,)``; ``None`` if there are none.
         failed: why there is nothing else, if the numbers became infinite: a result about the setting.
         seconds: wall-clock time of the training, validations included.
         examples: how many were trained on.
@@ -43,6 +45,7 @@ class Outcome:
 
     scores: Tensor = field(default_factory=torch.Tensor)
     target: Tensor = field(default_factory=torch.Tensor)
+    groups: Tensor | None = None
     failed: str = ""
     seconds: float = 0.0
     examples: int = 0
@@ -262,10 +265,10 @@ def resampled_areas(
 ) -> dict[str, Tensor]:
     """TPAUC of every method in stratified resamples that are the same for all of them.
 
-    A resample draws examples with replacement, in the strata of :func:`strata`: with one label as many of each class as
-    there are. An example is drawn with all its labels, as it was measured. Run k is evaluated on the same examples as
-    run ``k + period``, and they share their draw. So the spread is the error of the finite data, and nothing of that of
-    training.
+    A resample draws examples with replacement, or groups of them, in the strata of :func:`strata`: with one label as
+    many of each class as there are. An example is drawn with all its labels, as it was measured. Run k is evaluated on
+    the same examples as run ``k + period``, and they share their draw. So the spread is the error of the finite data,
+    and nothing of that of training.
 
     ``rectangles`` are (min_tpr, max_fpr) pairs of each label, as many for each.
 
@@ -279,11 +282,11 @@ def resampled_areas(
     if not all(have_both(target).any() for target in targets):
         msg = "Methods can't be compared on data that lack a class."
         raise ArgumentError(msg)
-    groups = [strata(target) for target in targets[:period]]
-    generator = torch.Generator().manual_seed(seed)
+    first = next(iter(methods.values()))[:period]
+    resamples = [Resamples(strata(run.target), run.groups, seed + k) for k, run in enumerate(first)]
     found: dict[str, list[Tensor]] = {name: [] for name in methods}
     for _ in tqdm(range(num_resamples), desc="resampling", delay=2):
-        rows = [_draw(own, generator) for own in groups]
+        rows = [own.draw() for own in resamples]
         for name, runs in scores.items():
             drawn = [(run[rows[r % period]], targets[r][rows[r % period]]) for r, run in enumerate(runs)]
             found[name].append(torch.stack([_areas(*own, rectangles) for own in drawn]).nanmean(0))
@@ -307,26 +310,20 @@ def period_of(targets: Sequence[Tensor], folds: int = 1) -> int:
     return next(periods, len(targets))
 
 
-def strata(target: Tensor) -> list[Tensor]:
-    """Rows that resamples draw apart: with one label the positives and the negatives.
+def strata(target: Tensor) -> Tensor:
+    """Numbers of what resamples draw apart, of each row: with one label the positives and the negatives.
 
     Each example belongs to the rarest label that it is positive for, the first of equally rare ones; those that are
     positive for none come last. So each resample has as many positives of the rarest label as the data, and of the
     others nearly as many. A stratum for each combination of labels would often be a single example, which never varies.
 
     Example:
-        >>> [rows.tolist() for rows in strata(torch.tensor([[1, 0], [1, 1], [0, -1], [1, -1]]))]
-        [[0, 3], [1], [2]]
+        >>> strata(torch.tensor([[1, 0], [1, 1], [0, -1], [1, -1]]))
+        tensor([1, 0, 2, 1])
     """
     positive = target == 1
     rarest_first = positive.sum(0).argsort(stable=True)
-    rarest = rarest_first[positive[:, rarest_first].int().argmax(1)].where(positive.any(1), positive.shape[1])
-    rows = [(rarest == label).nonzero().squeeze(1) for label in range(positive.shape[1] + 1)]
-    return [own for own in rows if len(own)]
-
-
-def _draw(groups: Sequence[Tensor], generator: torch.Generator) -> Tensor:
-    return torch.cat([rows[torch.randint(len(rows), (len(rows),), generator=generator)] for rows in groups])
+    return positive[:, rarest_first].int().argmax(1).where(positive.any(1), positive.shape[1])
 
 
 def _areas(scores: Tensor, target: Tensor, wanted: Sequence[Sequence[Rectangle]]) -> Tensor:
