@@ -359,14 +359,6 @@ class StreamedLoader(PosNegLoader):
             requested[substream] += own * (world.size if stream.split == "deal" else 1)
             yield StreamPlan(plan, world, part, target, places[substream])
 
-    def whole_epoch(self, most: int | None = None) -> Iterator[PosNegBatch]:
-        """The positives of the next epoch, with the first negatives of the stream, read in this process."""
-        make, world, place = self._maker(), current_world(), Place()
-        part = self.cursor.stream.part(world)
-        for plan in self.batch_plans.plans(self._where().step, len(self) if most is None else min(most, len(self))):
-            batch, place = make(StreamPlan(plan, world, part, place.position, place))
-            yield batch
-
     def close(self) -> None:
         """See :meth:`PosNegLoader.close`."""
         super().close()

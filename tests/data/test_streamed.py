@@ -155,21 +155,6 @@ def test_an_epoch_cut_short(make, moves, workers):
         assert second == [second[0] + 5 * k for k in range(3)]
 
 
-def test_a_pass_beside_training_does_not_move_it():
-    for make in (Plain, Stateful, Iterators):
-        for workers in (0, 2):
-            datamodule = ready(make(), num_workers=workers)
-            loader = datamodule.train_dataloader()
-            seen = []
-            for step, batch in enumerate(loader):
-                seen.append(negatives_of(batch)[0][0])
-                if step == 1:
-                    aside = [negatives_of(other)[0][0] for other in loader.whole_epoch()]
-                    assert aside == [0, 5, 10, 15]
-            datamodule.teardown("fit")
-            assert seen == [0, 5, 10, 15]
-
-
 # ------------------------------------------------------------------ kinds of items
 
 
