@@ -9,7 +9,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import warnings
 import xml.etree.ElementTree as ElementTree
@@ -28,6 +27,7 @@ from lightning_tpauc.algorithms import SOTA, STACO, FullBatch
 from lightning_tpauc.cli import main
 from lightning_tpauc.comparison import Method, compare, results, training
 from lightning_tpauc.errors import ArgumentError, DataError, UnsupportedError
+from tests.helpers.launching import finish, start
 from tests.helpers.paths import ROOT
 from tests.helpers.problems import bare_trainer
 from tests.reference.tpauc import naive_tpauc
@@ -334,9 +334,9 @@ training._Recorder.on_validation_end = count
 @both
 def test_a_killed_comparison_goes_on_to_the_same_end(tmp_path, run):
     killed, straight = tmp_path / "killed", tmp_path / "straight"
-    words = [sys.executable, "-c", KILLED.format(run=run.__name__), str(killed)]
-    ended = subprocess.run(words, cwd=ROOT, capture_output=True, check=False)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    process = start(["python", "-c", KILLED.format(run=run.__name__), str(killed)], ROOT)
+    output = finish(process)
+    assert process.returncode == 128 + signal.SIGKILL, output
     assert len(cells(killed)) == 2
     before = {path: path.stat().st_mtime_ns for path in (killed / "cells").glob("*.pt")}
     run(killed, methods=TWO, seeds=2)

@@ -1,15 +1,14 @@
 """Each example runs as its first lines say, on the small data that it makes, and what it prints and writes is true."""
 
-import os
 import re
 import runpy
-import subprocess
 import sys
 
 import pytest
 import torch
 
 from lightning_tpauc.functional import two_way_partial_auroc
+from tests.helpers.launching import finish_well, start
 from tests.helpers.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -166,9 +165,6 @@ def test_plain_loop(capsys, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.ddp
 def test_two_processes(tmp_cwd):
-    command = [sys.executable, str(EXAMPLES / "two_processes.py")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, cwd=tmp_cwd, env=environment, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    (line,) = [line for line in result.stdout.splitlines() if "TPAUC" in line]
+    output = finish_well(start(["python", str(EXAMPLES / "two_processes.py")], tmp_cwd))
+    (line,) = [line for line in output.splitlines() if line.startswith("TPAUC")]
     assert re.fullmatch(r"TPAUC 0\.\d+ with 2 processes", line)
