@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         PosNegDataModule,
         SMILESDataModule,
     )
+    from lightning_tpauc.estimator import TPAUCClassifier, tpauc_scorer
     from lightning_tpauc.loss import TPAUCLoss
     from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
     from lightning_tpauc.metrics.figures import ROCFigure
@@ -50,6 +51,7 @@ __all__ = (
     "ROCFigure",
     "SMILESDataModule",
     "StageCallback",
+    "TPAUCClassifier",
     "TPAUCLoss",
     "TPAUCModule",
     "TwoWayPartialAUROC",
@@ -62,6 +64,7 @@ __all__ = (
     "functional",
     "metrics",
     "models",
+    "tpauc_scorer",
 )
 
 _MODULES = ("algorithms", "comparison", "data", "errors", "functional", "metrics", "models")
@@ -74,6 +77,8 @@ _HOME = {
     "ExactObjective": "metrics",
     "TwoWayPartialAUROC": "metrics",
     "TPAUCLoss": "loss",
+    "TPAUCClassifier": "estimator",
+    "tpauc_scorer": "estimator",
     "TPAUCModule": "module",
     "DecisionThreshold": "scoring.evaluation",
     "PredictionWriter": "scoring.prediction",

@@ -23,6 +23,7 @@ LAYERS = (
     {"scoring"},
     {"training"},
     {"loss", "module"},
+    {"estimator"},
     {"comparison"},
     {"cli"},
     {"", "__main__"},
