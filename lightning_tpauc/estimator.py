@@ -38,7 +38,7 @@ from lightning_tpauc.functional import (
     fit_calibration,
     two_way_partial_auroc,
 )
-from lightning_tpauc.functional.checks import check_count, check_rectangle
+from lightning_tpauc.functional.checks import check_count, check_rectangle, require_range
 from lightning_tpauc.functional.operating_points import Criterion
 from lightning_tpauc.models import MLP
 from lightning_tpauc.module import TPAUCModule
@@ -60,8 +60,9 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
     Inside are :class:`~lightning_tpauc.TPAUCModule` and Lightning's Trainer, without output, files or worker processes.
     Inputs are standardised, and missing ones (nan) get the mean of their column, as by scikit-learn's
     ``StandardScaler`` and ``SimpleImputer``. A stratified part of the rows validates: the weights that validate best
-    are kept, and the same part gives the threshold and the probabilities. They are somewhat too good for that reason:
-    scikit-learn's ``TunedThresholdClassifierCV`` and ``CalibratedClassifierCV`` take others.
+    are kept, and the same part gives the threshold and the probabilities. They are somewhat too good for that reason;
+    ``calibration_fraction`` takes other rows, and so do scikit-learn's ``TunedThresholdClassifierCV`` and
+    ``CalibratedClassifierCV``.
 
     Of more than two classes each is ranked against all others, by an output of its own.
 
@@ -78,9 +79,11 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         optimizer: maps parameters to a :class:`torch.optim.Optimizer`. ``None``: :class:`~lightning_tpauc.DampedAdam`.
         criterion: which threshold decides between two classes, see
             :func:`~lightning_tpauc.functional.decision_threshold`. ``None``: that of probability 1/2 where its rates on
-            the validating rows lie in the rectangle, and elsewhere ``"max_sensitivity"``.
+            the validating rows lie in the rectangle, and elsewhere ``"youden"``.
         max_steps: steps of training, of 256 rows.
         validation_fraction: share of the rows that validate, in (0, 1).
+        calibration_fraction: share of the rows that neither train nor validate and give the threshold and the
+            probabilities, in (0, 1). ``None``: those that validate give them.
         random_state: seed or ``numpy.random.RandomState``; fits with the same seed are equal, whatever the order of the
             rows is. The global random numbers are neither used nor changed.
         trainer: further arguments of Lightning's Trainer, such as ``{"accelerator": "gpu", "precision": 32}``. Without
@@ -94,7 +97,7 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         scaler_: the fitted ``StandardScaler``.
         threshold_: of two classes: a row is called positive if its score, the backbone's output, is at least that.
         calibration_: map from scores to probabilities, one for each output.
-        best_validation_score_: two-way partial AUC of the validating rows; of several classes the mean.
+        best_validation_score_: two-way partial AUC of the rows that give the threshold; of several classes the mean.
 
     Example:
         >>> from sklearn.datasets import load_breast_cancer
@@ -117,12 +120,14 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         criterion: Criterion | None = None,
         max_steps: int = 1000,
         validation_fraction: float = 0.2,
+        calibration_fraction: float | None = None,
         random_state: Any = None,
         trainer: Mapping[str, Any] | None = None,
     ) -> None:
         self.min_tpr, self.max_fpr, self.backbone, self.algorithm = min_tpr, max_fpr, backbone, algorithm
         self.optimizer, self.criterion, self.max_steps = optimizer, criterion, max_steps
-        self.validation_fraction, self.random_state, self.trainer = validation_fraction, random_state, trainer
+        self.validation_fraction, self.calibration_fraction = validation_fraction, calibration_fraction
+        self.random_state, self.trainer = random_state, trainer
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -138,8 +143,8 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
             X: numbers ``(N, n_features)``, nan where one is missing: an array, list or table.
             y: classes ``(N,)``, numbers or text.
             sample_weight: how much each row counts, ``(N,)``, at least 0: a row of weight 2 is a row that is there
-                twice. Weights decide how often a row is drawn. With more than two classes they are whole numbers. The
-                threshold and the probabilities count every distinct row of the validating part once.
+                twice. Others decide how often a row is drawn, and what it counts for the threshold; probabilities are
+                fitted without them. With more than two classes weights are whole numbers.
             groups: rows of one group, such as a patient, all train or all validate: ``(N,)``, numbers or text.
 
         Raises:
@@ -148,6 +153,9 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         """
         check_rectangle(self.min_tpr, self.max_fpr)
         check_count(self.max_steps, "max_steps", 1)
+        for name in ("validation_fraction", "calibration_fraction"):
+            if (share := getattr(self, name)) is not None:
+                require_range(name, share, 0.0, 1.0, open_low=True, open_high=True)
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_all_finite="allow-nan")
         check_classification_targets(y)
         weights = np.ones(len(X)) if sample_weight is None else as_weights(column_or_1d(sample_weight))
@@ -171,10 +179,12 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         labels = labels[:, 0] if len(self.classes_) == 2 else labels
         seed = int(check_random_state(self.random_state).randint(2**31))
         try:
-            train, val = Split(self.validation_fraction, seed=seed).cut(labels, grouped)
+            split = Split(self.validation_fraction, calibration_fraction=self.calibration_fraction, seed=seed)
+            parts = split.cut(labels, grouped)
         except DataError as error:
             rank_zero_warn(f"All rows train and validate, which flatters. {error}", category=TPAUCWarning)
-            train = val = np.arange(len(labels))
+            parts = dict.fromkeys(("train", "val"), np.arange(len(labels)))
+        train, val, chooses = parts["train"], parts["val"], parts.get("calibration", parts["val"])
         drawn = None if weights is None else weights[train]
         with np.errstate(invalid="ignore"):  # a column may have no number
             self.scaler_ = StandardScaler().fit(X[train], sample_weight=drawn)
@@ -182,11 +192,10 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
             torch.manual_seed(seed)
             self.model_ = self._make_model()
             # not pairs of arrays, in which a column that equals the labels would be refused
-            parts = [
-                TensorDataset(self._standardised(X[rows]), torch.from_numpy(labels[rows])) for rows in (train, val)
-            ]
-            self._train(parts, drawn, seed)
-        self._decide_by(self._scores(X[val]), torch.from_numpy(labels[val]))
+            sets = [TensorDataset(self._standardised(X[rows]), torch.from_numpy(labels[rows])) for rows in (train, val)]
+            self._train(sets, drawn, seed)
+        counted = None if weights is None else weights[chooses]
+        self._decide_by(self._scores(X[chooses]), torch.from_numpy(labels[chooses]), counted)
         return self
 
     def _make_model(self) -> nn.Module:
@@ -198,9 +207,9 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         # in float64 the score of a row does not depend on the rows beside it
         return model if "precision" in (self.trainer or {}) else model.double()
 
-    def _train(self, parts: list[TensorDataset], weights: Floats | None, seed: int) -> None:
+    def _train(self, sets: list[TensorDataset], weights: Floats | None, seed: int) -> None:
         epoch = max(_BETWEEN, -(-self.max_steps // _VALIDATIONS))
-        data = PosNegDataModule(*parts, sample_weight=weights, steps_per_epoch=epoch, seed=seed, batch_size=_ROWS)
+        data = PosNegDataModule(*sets, sample_weight=weights, steps_per_epoch=epoch, seed=seed, batch_size=_ROWS)
         module = TPAUCModule(self.model_, (self.algorithm or STACO)(self.min_tpr, self.max_fpr), self.optimizer)
         given = {
             "accelerator": "cpu",
@@ -215,11 +224,13 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         }
         Trainer(**{**given, **(self.trainer or {})}).fit(module, data)
 
-    def _decide_by(self, scores: Tensor, labels: Tensor) -> None:
+    def _decide_by(self, scores: Tensor, labels: Tensor, weights: Floats | None) -> None:
         """Choose the threshold and the probabilities on validating rows."""
         rectangle, outputs = (self.min_tpr, self.max_fpr), len(self.classes_)
         task: dict[str, Any] = {} if outputs == 2 else {"task": "multilabel", "num_labels": outputs}
-        self.best_validation_score_ = float(two_way_partial_auroc(scores, labels, *rectangle, **task))
+        self.best_validation_score_ = float(
+            two_way_partial_auroc(scores, labels, *rectangle, **task, sample_weight=weights)
+        )
         if self.best_validation_score_ == 0:
             text = f"the validating rows' ROC curve passes below TPR >= {self.min_tpr:g}, FPR <= {self.max_fpr:g}"
             rank_zero_warn(f"TPAUC is 0: {text}. Ask for a larger rectangle.", category=TPAUCWarning)
@@ -229,8 +240,9 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
             return
         _, slope, shift = self.calibration_[0]
         self.threshold_ = float(-shift / slope) if slope > 0 else np.nan
-        if self.criterion or not count_decisions(scores, labels, self.threshold_).lies_in(*rectangle):
-            chosen: Any = decision_threshold(scores, labels, *rectangle, self.criterion or "max_sensitivity")
+        if self.criterion or not count_decisions(scores, labels, self.threshold_, weights).lies_in(*rectangle):
+            criterion = self.criterion or "youden"
+            chosen: Any = decision_threshold(scores, labels, *rectangle, criterion, sample_weight=weights)
             # infinite where it is best to call nobody positive, and scores less infinity would rank nobody
             self.threshold_ = min(chosen.threshold, float(np.nextafter(float(scores.max()), np.inf)))
 
@@ -359,7 +371,7 @@ def tpauc_scorer(min_tpr: float = 0.5, max_fpr: float = 0.5, **kwargs: Any) -> A
     return make_scorer(_tpauc, response_method=method, min_tpr=min_tpr, max_fpr=max_fpr, **kwargs)
 
 
-def _tpauc(y_true: Any, y_score: Any, min_tpr: float, max_fpr: float) -> float:
+def _tpauc(y_true: Any, y_score: Any, min_tpr: float, max_fpr: float, sample_weight: Any = None) -> float:
     codes = np.unique(y_true, return_inverse=True)[1]
     task: dict[str, Any] = {} if y_score.ndim == 1 else {"task": "multiclass", "num_classes": y_score.shape[1]}
-    return float(two_way_partial_auroc(y_score, codes, min_tpr, max_fpr, **task))
+    return float(two_way_partial_auroc(y_score, codes, min_tpr, max_fpr, **task, sample_weight=sample_weight))

@@ -119,7 +119,8 @@ def test_too_few_rows_to_validate_on_are_said():
     [
         ({"min_tpr": 1.0}, {}, ArgumentError, "min_tpr"),
         ({"max_steps": 0}, {}, ArgumentError, "max_steps"),
-        ({"validation_fraction": 1.5}, {}, ArgumentError, "in \\(0, 1\\), but got 1.5"),
+        ({"validation_fraction": 1.5}, {}, ArgumentError, "validation_fraction"),
+        ({"calibration_fraction": -1}, {}, ArgumentError, "calibration_fraction"),
         ({"criterion": "best"}, {}, ArgumentError, "criterion"),
         ({}, {"sample_weight": np.linspace(-1, 1, 30)}, DataError, "sample_weight"),
         ({}, {"sample_weight": np.linspace(0, 1, 30)}, DataError, "whole numbers"),
@@ -151,12 +152,14 @@ def test_predictions_follow_from_the_scores_of_the_backbone(rows, fitted):
     [
         ("max_sensitivity", (0.1, 0.1), 0, 0.1),
         ("max_specificity", (0.9, 0.9), 1, 0.9),
-        (None, (0.95, 0.9), 0, 0.9),  # probability 1/2 misses it
+        (None, (0.95, 0.9), 1, 0.95),  # probability 1/2 misses it
     ],
 )
 def test_the_threshold_keeps_its_bound_on_other_rows(criterion, rectangle, rate, expected):
     X, y = make_classification(20_000, 5, flip_y=0.3, weights=[0.7], random_state=0)
-    found = TPAUCClassifier(*rectangle, criterion=criterion, max_steps=100, random_state=0).fit(X[::2], y[::2])
+    found = TPAUCClassifier(
+        *rectangle, criterion=criterion, max_steps=100, calibration_fraction=0.4, random_state=0
+    ).fit(X[::2], y[::2])
     shares = confusion_matrix(y[1::2], found.predict(X[1::2]), normalize="true")[:, 1]  # FPR and TPR
     assert abs(shares[rate] - expected) < 0.03
 
