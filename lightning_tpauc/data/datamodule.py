@@ -19,8 +19,8 @@ from lightning_tpauc.data.examples import (
     ArrayDataset,
     Datasets,
     Examples,
-    Fetcher,
     Given,
+    ItemFetcher,
     columns_of,
     fetcher_for,
     names_in,
@@ -424,10 +424,11 @@ class PosNegDataModule(LightningDataModule):
 
     def train_dataloader(self) -> PosNegLoader:
         """Joint batches, from the position of the attached Trainer on."""
-        sampler = self.batch_sampler()
+        sampler, cursor = self.batch_sampler(), self._stream_cursor()
         position = None if self.trainer is None else partial(training_position, self.trainer)
-        fetch = self._fetcher(self._prepared.datasets.train, self._prepared.examples["train"].entries)
-        cursor = self._stream_cursor()
+        make = fetcher_for if cursor is None else ItemFetcher
+        dataset, entries = self._prepared.datasets.train, self._prepared.examples["train"].entries
+        fetch = make(dataset, self.seed, self.collate_fn, entries)
         kind = PosNegLoader if cursor is None else partial(StreamedLoader, cursor=cursor, seed=self.seed)
         loader = kind(sampler, fetch, position, **self._workers())
         loader.columns = self.columns
@@ -478,7 +479,7 @@ class PosNegDataModule(LightningDataModule):
         pos, neg = self._prepared.scored(self.seed)
         first = self._eval_loader(pos, persistent=False)
         if stream is not None:
-            fetch = self._fetcher(pos.dataset, pos.entries)
+            fetch = ItemFetcher(pos.dataset, self.seed, self.collate_fn, pos.entries)
             return first, ScoredStream(stream, self.batch_size, fetch)
         return first, self._eval_loader(neg, persistent=False)
 
@@ -497,15 +498,12 @@ class PosNegDataModule(LightningDataModule):
 
     def _eval_loader(self, part: EvaluatedPart, *, persistent: bool = True) -> EvalLoader:
         workers = self._workers() if persistent else self._workers() | {"persistent_workers": False}
-        fetch = self._fetcher(unaugmented(part.dataset), part.entries)
+        fetch = fetcher_for(unaugmented(part.dataset), self.seed, self.collate_fn, part.entries)
         loader = EvalLoader(part.rows, part.labels, fetch, self.batch_size, **workers)
         loader.ids, loader.groups = part.ids, part.groups
         if persistent:
             self._loaders.append(loader)
         return loader
-
-    def _fetcher(self, dataset: Any, entries: Any) -> Fetcher:
-        return fetcher_for(dataset, self.seed, self.collate_fn, entries)
 
     def _workers(self) -> dict[str, Any]:
         pins = self.pin_memory

@@ -447,18 +447,13 @@ def learnt_layout(known: Any, inputs: Any, columns: tuple[str, ...] | None) -> A
 
 
 def has_label(entries: Any, known: Any) -> bool | None:
-    """Whether the last of several entries is a label, by the inputs that the model knows; ``None`` if it is unknown."""
-    if known is None:
-        return None
-    if len(entries) > 1 and _kinds(layout(_of_tuple(entries, labelled=True))) == _kinds(known):
-        return True
-    return False if _kinds(layout(_of_tuple(entries, labelled=False))) == _kinds(known) else None
+    """Whether the last of several entries is a label, by how many inputs the model knows; ``None`` if it is unknown."""
+    counts = [_count(layout(_of_tuple(entries, labelled=labelled))) for labelled in (True, False)]
+    return None if known is None or _count(known) not in counts else len(entries) > 1 and counts[0] == _count(known)
 
 
-def _kinds(known: Any) -> Any:
-    if isinstance(known, list):
-        return [_kinds(entry) for entry in known]
-    return known if not isinstance(known, Mapping) else "tensor" if "columns" in known else "mapping"
+def _count(known: Any) -> int:
+    return len(known) if isinstance(known, list) else 1
 
 
 # ---------------------------------------------------------------- one data set of a run
@@ -649,7 +644,7 @@ def named_columns(given: Any, table: Any) -> list[Any]:
 
 
 def fetcher_for(dataset: Any, seed: int = 0, collate_fn: Any = None, entries: Entries | None = None) -> Fetcher:
-    """Loads the inputs of a batch: by one index of arrays, else by ``__getitems__``, else item by item, each seeded."""
+    """Loads the inputs of a batch: by one index of arrays, else as :class:`ItemFetcher` does."""
     entries, (inner, indices) = entries or Entries(), underlying(dataset)
     arrays: Sequence[RowsDataset] | None = None
     if isinstance(inner, RowsDataset):
@@ -660,7 +655,7 @@ def fetcher_for(dataset: Any, seed: int = 0, collate_fn: Any = None, entries: En
         ends = entries.labelled and len(inner.tensors) > 1
         arrays = [ArrayDataset(tensor, None) for tensor in (inner.tensors[:-1] if ends else inner.tensors)]
     if arrays is None or collate_fn is not None:
-        return _FetchItems(dataset, seed, collate_fn, entries)
+        return ItemFetcher(dataset, seed, collate_fn, entries)
     # `rows` has left out labels in the usual places
     return partial(_fetch_arrays, arrays, indices, entries.others.union(entries.label or ()))
 
@@ -677,13 +672,16 @@ def _fetch_arrays(
     return without(found[0], named) if len(found) == 1 else tuple(found)
 
 
-class _FetchItems:
+class ItemFetcher:
+    """Loads the inputs of a batch by ``__getitems__``, or item by item, each seeded."""
+
     def __init__(self, dataset: Any, seed: int, collate_fn: Any, entries: Entries) -> None:
         self.dataset, self.seed, self.collate_fn, self.entries = dataset, seed, collate_fn, entries
         self.reader = ItemReader(seed)
         self.reads_batches = hasattr(underlying(dataset)[0], "__getitems__")  # a Subset has the method in any case
 
     def __call__(self, rows: Indices, step: int) -> Any:
+        """The inputs of some rows as they are in a step."""
         items = self.items(rows.tolist(), step)
         if self.collate_fn is None:
             return collate_items([self.entries.inputs_of(item) for item in items])
@@ -703,6 +701,7 @@ class _FetchItems:
         return self.collated(items + others, step, rows)
 
     def items(self, rows: list[int], step: int) -> list[Any]:
+        """The items of some rows as they are in a step."""
         if not self.reads_batches:
             return self.reader.read(self.dataset.__getitem__, rows, step)
         with seeded_items(self.seed, step) as reseed:
@@ -757,16 +756,6 @@ def collate_items(items: list[Any]) -> Any:
         raise DataError(msg) from error
     # torch and PyG collate tuples into a list. Arrays give a tuple, and the model should see no difference.
     return tuple(collated) if isinstance(collated, list) and isinstance(first, (tuple, list)) else collated
-
-
-def collate_with_rows(fetch: Fetcher | None, rows: Indices | None, step: int, others: list[Any]) -> Any:
-    """Collate the inputs of some rows, or of none, followed by others, as ``fetch`` does; ``None`` stacks them."""
-    if isinstance(fetch, _FetchItems):
-        return fetch.beside(rows, step, others)
-    if fetch is None or rows is None:
-        return collate_items(others)
-    together = fetch(rows, step)
-    return collate_items([_of_each(together, operator.itemgetter(k)) for k in range(len(rows))] + others)
 
 
 def _of_each(inputs: Any, change: Callable[[Any], Any]) -> Any:

@@ -348,7 +348,7 @@ def as_positions(indices: Any, count: int, name: str = "train_dataset") -> Indic
     """Indices of a :class:`~torch.utils.data.Subset` as positions from 0 on. A mask is refused."""
     array = np.asarray(indices.cpu() if isinstance(indices, Tensor) else indices)
     if array.dtype.kind == "b":
-        msg = f"Subset in `{name}` has a mask as indices. Pass positions: `Subset(..., np.flatnonzero(mask))`."
+        msg = f"Subset in `{name}` has a mask as indices, not positions: pass `Subset(..., np.flatnonzero(mask))`."
         raise DataError(msg)
     positions = array.astype(np.int64)
     return np.where(positions < 0, positions + count, positions)
