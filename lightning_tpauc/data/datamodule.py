@@ -206,10 +206,6 @@ class PosNegDataModule(LightningDataModule):
             raise ArgumentError(msg)
         fractions = {"val_fraction": val_fraction, "calibration_fraction": calibration_fraction}
         given = {name: as_fraction(value, name) for name, value in fractions.items() if value is not None}
-        if sum(given.values()) >= 1:
-            total = sum(given.values())
-            msg = f"`val_fraction` and `calibration_fraction` add up to {total:g}: nothing is left to train on."
-            raise ArgumentError(msg)
         self.val_fraction, self.calibration_fraction = map(given.get, fractions)
 
     def __str__(self) -> str:
@@ -291,16 +287,13 @@ class PosNegDataModule(LightningDataModule):
     def teardown(self, stage: str) -> None:  # noqa: ARG002
         """Stop worker processes."""
         self.__dict__.pop("val_dataloader", None)  # see setup
-        self._close()
+        for loader in self._loaders:
+            loader.close()
         self._loaders.clear()
 
     def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002
         """Stop worker processes. The Trainer calls it instead of ``teardown``."""
-        self._close()
-
-    def _close(self) -> None:
-        for loader in self._loaders:
-            loader.close()
+        self.teardown("")
 
     # ---------------------------------------------------------------- what is known after setup
 
@@ -335,20 +328,13 @@ class PosNegDataModule(LightningDataModule):
         return self._prepared.training.num_positives
 
     @property
-    def num_negatives(self) -> int:
-        """Number of training negatives, n-; for a stream, those of one pass.
+    def num_negatives(self) -> int | None:
+        """Number of training negatives, n-; for a stream, those of one pass, or ``None`` if nobody knows its length.
 
         With several labels, these are the examples that are negative for at least one.
-
-        Raises:
-            DataError: if the length of the stream is unknown.
         """
         stream = self._stream()
-        count = len(self._prepared.training.by_class[1]) if stream is None else stream.length
-        if count is None:
-            msg = "The number of negatives is unknown: the stream has no `__len__`. Define it."
-            raise DataError(msg)
-        return count
+        return len(self._prepared.training.by_class[1]) if stream is None else stream.length
 
     @property
     def steps_per_epoch(self) -> int:
@@ -405,9 +391,9 @@ class PosNegDataModule(LightningDataModule):
 
     def description(self, stage: str) -> dict[str, Any]:
         """What all processes of a run must have in common: arguments, and short descriptions of the data of a stage."""
-        prepared, found = self._prepared, {f"`{name}`": getattr(self, name) for name in SAMPLING_ARGUMENTS}
+        prepared, examples = self._prepared, self._prepared.examples
+        found = {f"`{name}`": getattr(self, name) for name in SAMPLING_ARGUMENTS}
         found["`steps_per_epoch`"] = self._epoch_steps
-        examples = prepared.examples
         parts = ("val", "calibration") if stage in ("fit", "validate") else (stage,)
         if "train" in examples and (stage == "fit" or any(prepared.is_split_off(part) for part in parts)):
             found["`train_dataset`"] = describe(examples["train"].dataset)

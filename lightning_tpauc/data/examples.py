@@ -24,8 +24,10 @@ from lightning_tpauc.data.labels import (
     as_groups,
     as_weights,
     check_positions,
+    disagreement,
     entry_of,
     find_targets,
+    is_table,
     item_label,
     label_keys,
     label_names,
@@ -212,11 +214,6 @@ def host_view(features: Any) -> Any:
 # ---------------------------------------------------------------- tables
 
 
-def is_table(x: Any) -> bool:
-    """Whether this is a table of pandas or polars, or one like them."""
-    return hasattr(x, "columns") and hasattr(x, "to_numpy")
-
-
 def column_names(x: Any, name: str) -> tuple[str, ...] | None:
     """The names of a table's columns as text; ``None`` for what is no table."""
     if not is_table(x):
@@ -258,9 +255,7 @@ def as_features(x: Any, name: str = "train_dataset") -> Any:
             wrong = "masked entries. Fill them, for instance with `x.filled(0)`"
         elif not x.dtype.isnative:  # torch asks for the machine's byte order
             x = x.astype(x.dtype.newbyteorder("="))
-    elif isinstance(x, Tensor):
-        wrong = "" if x.layout == torch.strided else f"a tensor of layout {x.layout}. Pass `x.to_dense()`"
-    elif not hasattr(x, "tocsr"):
+    elif not isinstance(x, Tensor) and not hasattr(x, "tocsr"):
         wrong = f"a {type(x).__name__}. Convert it with `torch.tensor(x)`"
     if wrong:
         msg = (
@@ -456,6 +451,20 @@ def _count(known: Any) -> int:
     return len(known) if isinstance(known, list) else 1
 
 
+def ends_with_label(item: Any, known: Any) -> bool:
+    """Whether items to predict on hold a label, by the layout that the model knows, or else by what they look like."""
+    if not isinstance(item, (tuple, list)) or len(item) < 2:
+        return True
+    labelled = has_label(item, known)
+    if labelled is None and (len(item) > 2 or np.size(as_array(item[1])) != 1):
+        msg = (
+            f"Nobody knows whether the last of the {len(item)} entries of the items of `predict_dataset` is a label: "
+            "pass `train_dataset`, too, or predict with a trained module; or let the items be `((a, b), label)`."
+        )
+        raise DataError(msg)
+    return labelled is not False
+
+
 # ---------------------------------------------------------------- one data set of a run
 
 
@@ -555,6 +564,25 @@ class Examples:
     def label_names(self) -> tuple[str, ...] | None:
         """Names of several labels; their numbers where they have none."""
         return None if self.labels.ndim == 1 else label_names(self.dataset, self.given.targets, self.labels.shape[1])
+
+    def contradicted_by_items(self) -> str | None:
+        """Where labels that came as values differ from those that the items have; ``None`` if they don't."""
+        return disagreement(self.dataset, self.labels, None) if are_labels(self.given.targets) else None
+
+    def labels_of_positives(self) -> NDArray[np.int8]:
+        """Labels of a training set whose negatives are a stream: all 1, with or without stored labels."""
+        stored = self.given.targets is not None or stored_values(self.dataset) is not None
+        if not stored and entry_of(self.dataset[0], None) is NOTHING:
+            return np.ones(len(self), dtype=np.int8)
+        if self.labels.ndim == 2 or not self.labels.all():
+            columns, zeros = self.labels.shape[1:], (self.labels == 0).sum()
+            msg = (
+                "Expected `train_dataset` to hold positives of one label beside a stream of `negatives`, but "
+                f"{f'its labels have {columns[0]} columns' if columns else f'{zeros} are 0'}. Choose one column, and "
+                "put the negatives into the stream."
+            )
+            raise DataError(msg)
+        return self.labels
 
     def _values(self, argument: str) -> NDArray[Any] | None:
         given = getattr(self.given, argument)
@@ -689,9 +717,6 @@ class ItemFetcher:
 
     def beside(self, rows: Indices | None, step: int, others: list[Any]) -> Any:
         """A batch of some rows, followed by examples of a stream of negatives."""
-        if any(isinstance(other, Mapping) and same_numbers(entry_of(other, self.entries.label), 1) for other in others):
-            msg = "The stream of negatives yields an example whose label is 1. Leave positives out of the stream."
-            raise DataError(msg)
         items = [] if rows is None else self.items(rows.tolist(), step)
         if self.collate_fn is None:
             others = [without(other, self.entries.named) for other in others]

@@ -199,6 +199,11 @@ def entry_of(item: Any, keys: Sequence[str] | None) -> Any:
 # ---------------------------------------------------------------- labels as numbers
 
 
+def is_table(x: Any) -> bool:
+    """Whether this is a table of pandas or polars, or one like them."""
+    return hasattr(x, "columns") and hasattr(x, "to_numpy")
+
+
 def as_array(values: Any, name: str = "targets") -> NDArray[Any]:
     """Labels of any container as an array, in their order. Masked entries become nan."""
     if isinstance(values, Tensor):
@@ -372,7 +377,7 @@ def check_positions(dataset: Any, name: str = "train_dataset") -> None:
 
 def check_loader(loader: Any) -> None:
     """Check what a user gave for a data loader: an array or table is refused, and so are wrong indices inside."""
-    if isinstance(loader, (Tensor, np.ndarray)) or (hasattr(loader, "columns") and hasattr(loader, "to_numpy")):
+    if isinstance(loader, (Tensor, np.ndarray)) or is_table(loader):
         msg = (
             f"A {type(loader).__name__} is no data loader: Lightning would take its columns or rows for batches. Pass "
             "`datamodule=PosNegDataModule(predict_dataset=data)`, or `test_dataset` or `val_dataset`, with the module."
