@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from lightning_tpauc.comparison.results import Results, have_both, measures, short
+from lightning_tpauc.comparison.results import OURS, Results, have_both, measures, short
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.files import replacing
 from lightning_tpauc.functional import roc_polyline
@@ -107,6 +107,8 @@ def write_report(results: Results, folder: Path, repetitions: str, tried: int, n
         for k, (min_tpr, max_fpr) in enumerate(results.rectangles)
         for name in results.differences
     ]
+    where = f"TPR >= {min_tpr:g}, FPR <= {max_fpr:g}"
+    verdicts += [f"{OURS} against {name}, {where}: {results.verdict_beside(name)}" for name in results.beside]
     methods, labels = _methods(results), [_labels(results)] if several else []
     notes = _notes(results, tried, notes)
     listing = "\n".join(f"- {note}" for note in notes)

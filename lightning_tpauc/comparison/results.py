@@ -19,6 +19,8 @@ from lightning_tpauc.functional.roc import exact_area
 
 #: Methods are level where the whole interval of their difference lies within this.
 MARGIN = 0.01
+#: What models from elsewhere are compared with, beside the baseline.
+OURS = "STACO"
 #: All resamples together draw at most this many scores. Of 1000, larger sets get fewer, since theirs differ less.
 _DRAWS = 1_000_000_000
 
@@ -126,6 +128,7 @@ class Results:
         labels: what came out for each label; of several, all else shows the mean.
         part: ``"test"`` or ``"validation"``: what was scored in the end.
         failed: by method, why it has no values.
+        beside: by the name of a model from elsewhere, the difference of STACO's TPAUC to it.
     """
 
     rectangles: Sequence[Rectangle]
@@ -138,6 +141,7 @@ class Results:
     labels: Sequence[LabelResults] = ()
     part: str = "test"
     failed: Mapping[str, str] = field(default_factory=dict)
+    beside: Mapping[str, Difference] = field(default_factory=dict)
 
     @property
     def valued(self) -> list[LabelResults]:
@@ -146,9 +150,16 @@ class Results:
 
     def verdict(self, method: str, rectangle: int = 0) -> str:
         """In plain words whether a method is ahead of the baseline in a rectangle, by its number."""
-        untrained = [name for name in self.untrained if name in (method, self.baseline)]
+        return self._verdict(self.differences[method][rectangle], method, self.baseline)
+
+    def verdict_beside(self, other: str) -> str:
+        """In plain words whether STACO is ahead of a model from elsewhere."""
+        return self._verdict(self.beside[other], OURS, other)
+
+    def _verdict(self, found: Difference, method: str, other: str) -> str:
+        untrained = [name for name in self.untrained if name in (method, other)]
         positives = min((label.num_positives for label in self.valued), default=0)
-        return verdict(self.differences[method][rectangle], self.baseline, untrained, positives, len(self.runs[method]))
+        return verdict(found, other, untrained, positives, len(self.runs[method]))
 
     @property
     def untrained(self) -> list[str]:
@@ -165,11 +176,13 @@ def evaluate(
     rectangles: Sequence[Rectangle],
     labels: Sequence[tuple[str, Rectangle]],
     folds: int = 1,
+    others: Sequence[str] = (),
 ) -> Results:
     """Values, intervals and differences of scores.
 
     Run k of all methods has the same examples in the same order. ``labels`` are the name of each and the rectangle that
-    it was trained for; the further rectangles are measured as well. ``folds`` runs have examples of their own.
+    it was trained for; the further rectangles are measured as well. ``folds`` runs have examples of their own. STACO is
+    compared with ``others`` as well.
     """
     if not scores:
         return Results(rectangles, baseline, scores)
@@ -199,7 +212,12 @@ def evaluate(
         of_labels.append(LabelResults(label, own, *counts, tpauc, there))
     intervals = {name: _intervals(own, areas[name], period == 1)[0][0] for name, own in of_runs.items()}
     differences = {name: [row[0] for row in found] for name, found in ahead.items()}
-    return Results(rectangles, baseline, scores, values, intervals, differences, num_resamples, of_labels)
+    beside = {}
+    for name in others if OURS in scores else ():
+        beside[name] = _intervals(of_runs[OURS] - of_runs[name], areas[OURS] - areas[name], period == 1)[0][0]
+    return Results(
+        rectangles, baseline, scores, values, intervals, differences, num_resamples, of_labels, beside=beside
+    )
 
 
 def measures(rectangles: Sequence[Rectangle]) -> list[str]:
