@@ -58,7 +58,12 @@ def main(epochs: int = 12, folder: str = "hf_trainer", **options: Any) -> Traine
         value: torch.Tensor = loss(outputs.logits, labels)  # over accumulated batches the gradients add up
         return value
 
-    settings = {"per_device_train_batch_size": 64, "learning_rate": 3e-3, "report_to": "none", "use_cpu": True}
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": 64,
+        "learning_rate": 3e-3,
+        "report_to": "none",
+        "use_cpu": True,
+    }
     return Trainer(
         model,
         TrainingArguments(folder, num_train_epochs=epochs, eval_strategy="epoch", **settings | options),
