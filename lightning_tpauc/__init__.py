@@ -12,6 +12,7 @@ from lightning_tpauc.version import __version__
 
 if TYPE_CHECKING:
     from lightning_tpauc.algorithms import STACO
+    from lightning_tpauc.card import model_card
     from lightning_tpauc.comparison import compare
     from lightning_tpauc.data import (
         DigitsDataModule,
@@ -63,6 +64,7 @@ __all__ = (
     "errors",
     "functional",
     "metrics",
+    "model_card",
     "models",
     "tpauc_scorer",
 )
@@ -72,6 +74,7 @@ _MODULES = ("algorithms", "comparison", "data", "errors", "functional", "metrics
 _HOME = {
     "STACO": "algorithms",
     "compare": "comparison",
+    "model_card": "card",
     "DampedAdam": "training.optimizer",
     "StageCallback": "training.stages",
     "ExactObjective": "metrics",

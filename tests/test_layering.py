@@ -23,7 +23,7 @@ LAYERS = (
     {"scoring"},
     {"training"},
     {"loss", "module"},
-    {"estimator"},
+    {"card", "estimator"},
     {"comparison"},
     {"cli"},
     {"", "__main__"},

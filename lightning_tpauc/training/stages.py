@@ -112,7 +112,6 @@ class StageCallback(checkpoint.SavesTraining):
         self.every_n_epochs, self.every_n_steps, self.growth = every_n_epochs, every_n_steps, growth
         self.averaging, self.shrink_rectangle = averaging, shrink_rectangle
         self.keep_best, self.scores = keep_best, scores
-        self._losses = guards.LossWatch()
         self._batches_before = 0
 
     def stage_length(self, stage: int, steps_per_epoch: float) -> int:
@@ -171,7 +170,6 @@ class StageCallback(checkpoint.SavesTraining):
         prebuild_ddp_buckets(trainer)
         prepare_schedulers(trainer)
         self._allocate(trainer, module)
-        self._losses = guards.LossWatch()
         guards.look_at_rectangle(module.algorithm, trainer)
         if module.training_state.phase is Phase.LOADED:
             checkpoint.restore(module)
@@ -266,7 +264,6 @@ class StageCallback(checkpoint.SavesTraining):
             step_plateau_schedulers(trainer, state.batches_seen, "validation")
             if state.rectangle_schedule is not None:
                 state.rectangle_schedule.held_out = state.held_out_ratios
-            self._losses.look(module)
             state.note_validation(*validated_areas(trainer.callback_metrics), module.operating_point)
 
     @override
@@ -279,7 +276,6 @@ class StageCallback(checkpoint.SavesTraining):
         module: ScoringModel = pl_module
         state = module.training_state
         self._leave_result(trainer, module)
-        self._losses.look(module, at_end=True)
         if state.rectangle_schedule is not None:
             names = None if module.trained_labels is None else module.trained_labels.names
             state.rectangle_schedule.say_if_held(names, lambda: rectangle.score_next_batches(module, 16))
