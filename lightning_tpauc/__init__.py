@@ -12,7 +12,6 @@ from lightning_tpauc.version import __version__
 
 if TYPE_CHECKING:
     from lightning_tpauc.algorithms import STACO
-    from lightning_tpauc.card import model_card
     from lightning_tpauc.comparison import compare
     from lightning_tpauc.data import (
         DigitsDataModule,
@@ -25,13 +24,12 @@ if TYPE_CHECKING:
         PosNegDataModule,
         SMILESDataModule,
     )
-    from lightning_tpauc.estimator import TPAUCClassifier, tpauc_scorer
     from lightning_tpauc.loss import TPAUCLoss
     from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
     from lightning_tpauc.metrics.figures import ROCFigure
     from lightning_tpauc.module import TPAUCModule
-    from lightning_tpauc.scoring.evaluation import DecisionThreshold
     from lightning_tpauc.scoring.prediction import PredictionWriter
+    from lightning_tpauc.scoring.thresholds import DecisionThreshold
     from lightning_tpauc.training.optimizer import DampedAdam
     from lightning_tpauc.training.stages import StageCallback
 
@@ -52,7 +50,6 @@ __all__ = (
     "ROCFigure",
     "SMILESDataModule",
     "StageCallback",
-    "TPAUCClassifier",
     "TPAUCLoss",
     "TPAUCModule",
     "TwoWayPartialAUROC",
@@ -64,9 +61,7 @@ __all__ = (
     "errors",
     "functional",
     "metrics",
-    "model_card",
     "models",
-    "tpauc_scorer",
 )
 
 _MODULES = ("algorithms", "comparison", "data", "errors", "functional", "metrics", "models")
@@ -74,16 +69,13 @@ _MODULES = ("algorithms", "comparison", "data", "errors", "functional", "metrics
 _HOME = {
     "STACO": "algorithms",
     "compare": "comparison",
-    "model_card": "card",
     "DampedAdam": "training.optimizer",
     "StageCallback": "training.stages",
     "ExactObjective": "metrics",
     "TwoWayPartialAUROC": "metrics",
     "TPAUCLoss": "loss",
-    "TPAUCClassifier": "estimator",
-    "tpauc_scorer": "estimator",
     "TPAUCModule": "module",
-    "DecisionThreshold": "scoring.evaluation",
+    "DecisionThreshold": "scoring.thresholds",
     "PredictionWriter": "scoring.prediction",
     "ROCFigure": "metrics.figures",
 }

@@ -23,7 +23,6 @@ LAYERS = (
     {"scoring"},
     {"training"},
     {"loss", "module"},
-    {"card", "estimator"},
     {"comparison"},
     {"cli"},
     {"", "__main__"},

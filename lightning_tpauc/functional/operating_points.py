@@ -403,8 +403,12 @@ def _group_shares(groups: Any, target: Any) -> tuple[Tensor, Tensor] | None:
     """What each positive, and each negative, is of those of its group."""
     if groups is None:
         return None
+    found = groups.numpy(force=True) if isinstance(groups, Tensor) else np.asarray(groups)
     labels = checks.as_tensor(target, "target").cpu()
-    codes = split_classes(checks.as_groups(groups, labels.numel()), labels)
+    if found.size != labels.numel():
+        msg = f"Expected `groups` to name the group of each of the {labels.numel()} examples, but got {found.size}."
+        raise ArgumentError(msg)
+    codes = split_classes(torch.from_numpy(np.unique(found.reshape(-1), return_inverse=True)[1]), labels)
     pos, neg = (1 / own.bincount().double()[own] for own in codes)
     return pos, neg
 
@@ -482,10 +486,11 @@ def exact_interval(successes: float, trials: float) -> tuple[float, float]:
     """The 95% interval of Clopper and Pearson for a probability, by scipy; (0, 1) without a trial."""
     if trials == 0:
         return 0.0, 1.0
-    from scipy.stats import binomtest  # takes a second to import
+    from scipy.special import betaincinv  # takes a while to import
 
-    interval = binomtest(int(successes), int(trials)).proportion_ci(0.95, method="exact")
-    return float(interval.low), float(interval.high)
+    low = betaincinv(successes, trials - successes + 1, 0.025) if successes else 0.0
+    high = betaincinv(successes + 1, trials - successes, 0.975) if successes < trials else 1.0
+    return float(low), float(high)
 
 
 def check_criterion(criterion: Any, cost_ratio: Any) -> None:

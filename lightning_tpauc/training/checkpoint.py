@@ -31,9 +31,9 @@ from lightning_tpauc.distributed import gather_objects, rank, reshard, starts_pr
 from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.lightning_fixes.checkpoint_files import make_plain
-from lightning_tpauc.scoring.evaluation import recorded_point
 from lightning_tpauc.scoring.forward import ScoringModel
 from lightning_tpauc.scoring.labels import Labels, by_position, listed
+from lightning_tpauc.scoring.thresholds import recorded_point
 from lightning_tpauc.training.guards import diagnose
 from lightning_tpauc.training.optimizer import restore_dtypes
 from lightning_tpauc.training.state import Phase, agree_on_statistics, batch_norm_statistics

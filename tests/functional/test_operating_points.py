@@ -181,10 +181,12 @@ def problem(n=400, seed=3):
 def test_isotonic_probabilities_are_those_of_scikit_learn():
     scores, labels = problem()
     new = torch.linspace(-6, 6, 501, dtype=torch.float64)
-    found = calibrated_probability(new, fit_calibration(scores, labels))
-    reference = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(scores.double().numpy(), labels.numpy())
+    found = calibrated_probability(new, fit_calibration(scores, labels, "isotonic"))
+    x = np.append(scores.double().numpy(), [scores.min(), scores.max()])
+    reference = IsotonicRegression(out_of_bounds="clip").fit(x, np.append(labels.numpy(), [1, 0]))
     assert torch.allclose(found, torch.tensor(reference.predict(new.numpy())), rtol=0, atol=1e-6)
     assert bool((found.diff() >= 0).all())
+    assert 0 < float(found.min()) < float(found.max()) < 1
 
 
 @pytest.mark.parametrize("unit", [1e-3, 1.0, 1e4])
@@ -208,7 +210,19 @@ def test_a_perfect_ranking_has_finite_probabilities():
     found = calibrated_probability(scores, fit_calibration(scores, labels, "sigmoid"))
     assert bool(((found > 0) & (found < 1)).all())
     constant = torch.zeros(4)
-    assert calibrated_probability(constant, fit_calibration(constant, labels)).tolist() == [0.5] * 4
+    assert calibrated_probability(constant, fit_calibration(constant, labels, "isotonic")).tolist() == [0.5] * 4
+
+
+@pytest.mark.parametrize(("num_pos", "num_neg", "expected"), [(67, 5000, "sigmoid"), (1000, 1000, "isotonic")])
+def test_few_examples_of_a_class_get_a_sigmoid(num_pos, num_neg, expected):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.tensor([1] * num_pos + [0] * num_neg)
+    scores = torch.randn(len(labels), generator=generator) + 6 * labels  # nearly perfect
+    found = fit_calibration(scores, labels)
+    assert found.method == expected
+    for method in ("auto", "isotonic"):
+        probability = calibrated_probability(scores, fit_calibration(scores, labels, method))
+        assert 0 < float(probability.min()) < float(probability.max()) < 1
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import nn
 
 from lightning_tpauc import DecisionThreshold, PosNegDataModule, PredictionWriter, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO
-from lightning_tpauc.errors import ArgumentError, UnsupportedError
+from lightning_tpauc.errors import ArgumentError, TooFewExamplesError, UnsupportedError, silent
 from lightning_tpauc.functional import calibrated_probability, decision_threshold
 from tests.helpers.problems import make_trainer
 
@@ -50,18 +50,24 @@ def validation_rows():
     return (x[80:160], y[80:160]), (x[160:], y[160:])
 
 
-def chosen_anew(module, criterion="max_sensitivity"):
+def chosen_anew(module, criterion="youden"):
     """The threshold of the weights that the module holds, on one batch without a Trainer."""
     (x, y), _ = validation_rows()
     module.eval()
     with torch.no_grad():
         scores = module.raw_scores(x)
-    return decision_threshold(scores, y, module.algorithm.min_tpr, module.algorithm.max_fpr, criterion)
+    algorithm = module.algorithm
+    with silent():
+        try:
+            return decision_threshold(scores, y, algorithm.min_tpr, algorithm.max_fpr, criterion, confidence=0.95)
+        except TooFewExamplesError:
+            return decision_threshold(scores, y, algorithm.min_tpr, algorithm.max_fpr, criterion)
 
 
-def assert_fits(module, criterion="max_sensitivity"):
+def assert_fits(module, criterion="youden"):
     found, anew = module.operating_point.decisions, chosen_anew(module, criterion)
-    assert found[1:] == anew[1:]
+    assert found[1:5] == anew[1:5]
+    assert found.guaranteed == (), "the validation data chose the weights"
     assert module.threshold == found.threshold == pytest.approx(anew.threshold, rel=1e-5)
 
 
@@ -71,6 +77,7 @@ def assert_fits(module, criterion="max_sensitivity"):
         pytest.param({}, {}, id="the best weights"),
         pytest.param({"keep_best": False}, {}, id="the last average"),
         pytest.param({"keep_best": False}, {"max_steps": 10, "max_epochs": -1}, id="steps that nobody validated"),
+        pytest.param({"batch_norm": "recompute"}, {}, id="statistics of afterwards"),
         pytest.param({}, {"check_val_every_n_epoch": 3}, id="a validation that was left out"),
     ],
 )
@@ -247,7 +254,9 @@ def test_a_rectangle_out_of_reach_is_said_with_how_far_away_it_is(caplog):
     )
     said = [r.message for r in caplog.records if "validation data: TPR >= 0.5, FPR <= 0.5 is missed" in r.message]
     assert len(said) == 1
-    assert f"by {away:.2g}, and inf decides, TPR 0.000 at FPR 0.000" in said[0]
+    found = module.operating_point.decisions
+    used = f"{found.threshold:.6g} decides, TPR {found.sensitivity:.3f} at FPR {1 - found.specificity:.3f}"
+    assert f"by {away:.2g}, and {used}" in said[0]
 
 
 def test_scores_that_a_sigmoid_can_not_calibrate_do_not_end_the_training(caplog):
@@ -305,7 +314,9 @@ def test_ranks_agree_and_choose_what_one_process_does(tmp_path):
 def test_what_it_refuses():
     with pytest.raises(ArgumentError, match="`criterion` to be one of"):
         DecisionThreshold("gini")
-    with pytest.raises(ArgumentError, match="`calibration` to be one of 'isotonic', 'sigmoid', but got 'platt'"):
+    with pytest.raises(
+        ArgumentError, match="`calibration` to be one of 'isotonic', 'sigmoid', 'auto', but got 'platt'"
+    ):
         DecisionThreshold(calibration="platt")
     with pytest.raises(UnsupportedError, match="several DecisionThreshold"):
         fit(DecisionThreshold(), DecisionThreshold("youden"))

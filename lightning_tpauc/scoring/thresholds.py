@@ -1,0 +1,453 @@
+"""What a model decides by: the thresholds that scores give, what they do, and what is known of new examples."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import CombinedLoader, rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_tpauc.distributed import gather_objects, starts_processes
+from lightning_tpauc.errors import ArgumentError, TooFewExamplesError, TPAUCWarning, UnsupportedError, silent
+from lightning_tpauc.functional.calibration import (
+    METHODS,
+    Calibration,
+    CalibrationMethod,
+    calibrated_probability,
+    fit_calibration,
+)
+from lightning_tpauc.functional.checks import check_choice
+from lightning_tpauc.functional.operating_points import (
+    Criterion,
+    Decisions,
+    Demands,
+    check_criterion,
+    decision_threshold,
+    exact_interval,
+)
+from lightning_tpauc.metrics.reporting import Scored
+from lightning_tpauc.scoring.evaluation import Collected, evaluation_of
+from lightning_tpauc.scoring.forward import device_batches, evaluation_mode
+from lightning_tpauc.scoring.labels import listed, rectangles_of
+
+#: What says how a threshold is chosen: arguments of :class:`DecisionThreshold`, kept in an :class:`OperatingPoint`.
+_RULE = ("criterion", "cost_ratio", "confidence", "min_precision", "max_alert_rate")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen for one output of a model."""
+
+    decisions: Decisions
+    rectangle: tuple[float, float]
+    calibration: Calibration | None = None
+    #: How far the rates of the nearest threshold lie from the rectangle; 0 if those of one lie in it.
+    missed_by: float = 0.0
+    #: What would have been chosen without a confidence.
+    without: Decisions | None = None
+    #: Why there is no guarantee, where there are too few examples for it.
+    too_few: str = ""
+
+
+@dataclass(frozen=True, repr=False)
+class OperatingPoint:
+    """What a model decides by: the threshold of each output that scores gave, and what it did to them.
+
+    ``print`` shows the rates with their exact (Clopper-Pearson) 95% intervals, and what holds for new examples.
+
+    Attributes:
+        choices: of each output; ``None`` where a class was missing.
+        criterion: by which they were chosen.
+        step: how many training batches the weights had seen that gave the scores.
+        cost_ratio: for ``"min_cost"``, what a missed positive costs, in false alarms.
+        names: of the labels, in the order of the outputs; ``None`` for a model with one output.
+        confidence: with which the rectangle's bounds were to hold for new examples; ``None`` if that was not asked for.
+        min_precision: lower bound of the precision.
+        max_alert_rate: upper bound of the share that is called positive.
+        held_out: whether the examples neither trained the model nor chose its weights.
+        threshold: an example is called positive if its raw score is at least this. It follows from the choices; of
+            several labels it is a dictionary by name, as ``decisions`` and ``calibration`` are.
+
+    Example:
+        >>> choice = Choice(Decisions(0.5, tp=30, fp=4, num_pos=40, num_neg=100), rectangle=(0.5, 0.5))
+        >>> point = OperatingPoint((choice,), "youden", step=7)
+        >>> point
+        Threshold 0.5 (youden): sensitivity 0.750 (0.588 to 0.873), specificity 0.960 (0.901 to 0.989), \
+precision 0.882 (0.725 to 0.967), with exact 95% intervals.
+        No guarantee for new examples.
+        >>> point.decide(torch.tensor([0.4, 0.5, torch.nan]))
+        {'decision': tensor([ 0,  1, -1])}
+        >>> points = OperatingPoint((choice, None), "youden", step=7, names=("liver", "lung"))
+        >>> points.threshold
+        {'liver': 0.5, 'lung': None}
+        >>> OperatingPoint.from_dict(json.loads(points.to_json())) == points
+        True
+    """
+
+    choices: tuple[Choice | None, ...]
+    criterion: Criterion
+    step: int
+    cost_ratio: float = 1.0
+    names: tuple[str, ...] | None = None
+    confidence: float | None = None
+    min_precision: float | None = None
+    max_alert_rate: float | None = None
+    held_out: bool = False
+    threshold: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "threshold", self._by_name(self.thresholds))
+
+    @property
+    def thresholds(self) -> list[float | None]:
+        """The threshold of each output."""
+        return [None if choice is None else choice.decisions.threshold for choice in self.choices]
+
+    @property
+    def decisions(self) -> Any:
+        """The threshold and the counts at it on validation data."""
+        return self._by_name([None if choice is None else choice.decisions for choice in self.choices])
+
+    @property
+    def calibration(self) -> Any:
+        """The map to probabilities, or ``None``."""
+        return self._by_name([None if choice is None else choice.calibration for choice in self.choices])
+
+    @property
+    def calibration_method(self) -> CalibrationMethod | None:
+        """How the scores of any output become probabilities."""
+        return next((c.calibration.method for c in self.choices if c is not None and c.calibration is not None), None)
+
+    def _by_name(self, values: list[Any]) -> Any:
+        return values[0] if self.names is None else dict(zip(self.names, values, strict=True))
+
+    def is_for(self, rectangles: Sequence[tuple[float, float]]) -> bool:
+        """Whether every threshold was chosen for the rectangle of its output."""
+        if len(self.choices) != len(rectangles):
+            return False
+        pairs = zip(self.choices, rectangles, strict=True)
+        return all(choice is None or choice.rectangle == tuple(rectangle) for choice, rectangle in pairs)
+
+    def decide(self, scores: Tensor) -> dict[str, Tensor]:
+        """``decision``, int64: 1 for positive, 0 for negative, -1 where there is no score or no threshold.
+
+        Before it ``probability``, float64, if any output is calibrated; nan where there is none.
+
+        Args:
+            scores: raw scores, tensor ``(N,)``, or ``(N, K)`` of several labels.
+        """
+        if scores.device.type == "mps":  # Apple's GPUs know no float64
+            scores = scores.cpu()
+        # in float64: the threshold lies between two scores, which float32 may not tell from it
+        columns = scores.detach().double().reshape(-1, len(self.choices))
+        decision, probability = torch.full_like(columns, -1.0), torch.full_like(columns, math.nan)
+        for k, choice in enumerate(self.choices):
+            if choice is not None:
+                reached = (columns[:, k] >= choice.decisions.threshold).double()
+                decision[:, k] = reached.masked_fill(columns[:, k].isnan(), -1.0)
+                if choice.calibration is not None:
+                    probability[:, k] = calibrated_probability(columns[:, k], choice.calibration)
+        known = {} if self.calibration_method is None else {"probability": probability.reshape(scores.shape)}
+        return {**known, "decision": decision.long().reshape(scores.shape)}
+
+    def __repr__(self) -> str:
+        lines: list[str] = []
+        claims: dict[str, list[str]] = {}
+        for name, choice in zip(self.names or ("",), self.choices, strict=True):
+            if choice is not None:
+                lines.append(f"Threshold {f'of {name} ' if name else ''}{_described(choice.decisions, self.criterion)}")
+                claims.setdefault(self._claim(choice), []).append(name)
+        lines[20:] = [f"... and {len(lines) - 20} more"] if len(lines) > 20 else []
+        for claim, names in claims.items():
+            lines.append(f"{listed(names)}: {claim}" if self.names and len(claims) > 1 else claim)
+        return "\n".join(lines)
+
+    def _claim(self, choice: Choice) -> str:
+        """What is known of new examples."""
+        used, plain, signs = choice.decisions, choice.without, {"min_tpr": "TPR >= ", "max_fpr": "FPR <= "}
+        asked = dict(zip(signs, choice.rectangle, strict=True))
+        said = {name: f"{sign}{asked[name]:g}" for name, sign in signs.items() if 0 < asked[name] < 1}
+        if choice.too_few or self.confidence is None or not self.held_out:
+            why = f": {choice.too_few}" if choice.too_few else "."
+            if not self.held_out and self.confidence is not None:
+                why += (
+                    " These examples chose the weights as well, so that the rates are too good: keep some apart, "
+                    "`PosNegDataModule(calibration_fraction=0.2)`."
+                )
+            return f"No guarantee for new examples{why}"
+        kept = [said[name] for name in said if name in used.guaranteed]
+        lost = [said[name] for name in said if name not in used.guaranteed]
+        claim = f"{' and '.join(kept)} for new examples at {100 * self.confidence:g}% confidence" if kept else ""
+        if lost:
+            claim += f"{'; n' if kept else 'N'}o guarantee of {' and '.join(lost)}: ask for less, or take more examples"
+        if plain is not None and plain[1:3] != used[1:3]:
+            claim += (
+                f". The price: sensitivity {used.sensitivity:.3f} instead of {plain.sensitivity:.3f}, "
+                f"FPR {1 - used.specificity:.3f} instead of {1 - plain.specificity:.3f}"
+            )
+        return f"{claim}."
+
+    def to_json(self) -> str:
+        """All of it as text, for the metadata of an exported model; :meth:`from_dict` reads what it parses to."""
+        return json.dumps(asdict(self), default=lambda value: value.tolist())
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> OperatingPoint:
+        """What :func:`dataclasses.asdict` was applied to, also after a checkpoint or JSON changed its containers."""
+
+        def decisions(of: Sequence[Any] | None) -> Decisions | None:
+            return None if of is None else Decisions(of[0], of[1], of[2], of[3], of[4], tuple(*of[5:]))
+
+        def choice(of: Mapping[str, Any]) -> Choice:
+            method, *parts = of["calibration"] or (None,)
+            parts = [torch.as_tensor(part, dtype=torch.float64) for part in parts]
+            return Choice(
+                decisions(of["decisions"]),  # type: ignore[arg-type]  # there are some
+                tuple(of["rectangle"]),
+                Calibration(method, *parts) if parts else None,  # type: ignore[arg-type]  # one of the methods
+                of["missed_by"],
+                decisions(of.get("without")),
+                of.get("too_few", ""),
+            )
+
+        choices = tuple(None if each is None else choice(each) for each in state["choices"])
+        known = {each.name: state[each.name] for each in fields(cls) if each.init and each.name in state}
+        names = known.get("names")
+        return cls(**{**known, "choices": choices, "names": None if names is None else tuple(names)})
+
+
+def _described(found: Decisions, criterion: str) -> str:
+    """Rates with intervals."""
+    _, tp, fp, num_pos, num_neg, _ = found
+    shares = {"sensitivity": (tp, num_pos), "specificity": (num_neg - fp, num_neg), "precision": (tp, tp + fp)}
+    texts = []
+    for name, (count, total) in shares.items():
+        low, high = exact_interval(count, total)
+        texts.append(f"{name} {count / total:.3f} ({low:.3f} to {high:.3f})" if total else f"no {name}")
+    return f"{found.threshold:.6g} ({criterion}): {', '.join(texts)}, with exact 95% intervals."
+
+
+class DecisionThreshold(Callback):
+    r"""Chooses the threshold that decides, for the weights that training leaves.
+
+    It lies in the trained rectangle where any does; see :func:`~lightning_tpauc.functional.decision_threshold`. Every
+    validation chooses one anew for the weights and the rectangle that the module has, and logs ``val/threshold``,
+    ``val/sensitivity_at_threshold``, ``val/specificity_at_threshold`` and ``val/precision_at_threshold``. Checkpoints
+    hold the threshold beside the weights that it was chosen for. After ``Trainer.fit`` it is that of the weights that
+    the module holds, and a line says what it does.
+
+    **Which examples choose.** Those that the data module keeps apart for it, ``calibration_dataset`` or
+    ``calibration_fraction``, which neither train the model nor choose its weights: the demands then hold for new
+    examples with the ``confidence`` that is asked for. With ``groups`` the groups are counted, and not their examples.
+    Without such a part it is the validation data, whose rates are somewhat too good; then nothing is guaranteed.
+
+    - ``module.threshold`` is the number, also after ``load_from_checkpoint``; ``module.operating_point`` says more.
+    - ``Trainer.test`` logs the same for the test data, each with the exact (Clopper-Pearson) 95% interval,
+      ``test/sensitivity_at_threshold_lower`` and ``_upper``.
+    - ``Trainer.predict`` returns ``decision``, and ``probability`` if it is calibrated, beside ``score``;
+      :class:`~lightning_tpauc.PredictionWriter` writes them. An example whose score is nan has the decision -1.
+
+    The module adds this callback with its defaults if the Trainer has none; ``Trainer.validate`` then chooses as the
+    module's threshold was chosen before. Pass your own to choose by something else, also for a model that is trained
+    already: ``Trainer(callbacks=[DecisionThreshold("f1")]).validate(module, data)``. A validation whose data lack a
+    class leaves a threshold alone that was chosen for these weights and this rectangle.
+
+    Args:
+        criterion: ``"youden"`` (the largest sum of sensitivity and specificity), ``"f1"``, ``"min_cost"``,
+            ``"max_sensitivity"`` at a false positive rate of at most ``max_fpr``, or ``"max_specificity"`` at a true
+            positive rate of at least ``min_tpr``.
+        cost_ratio: for ``"min_cost"``, what a missed positive costs, in false alarms, at the share of positives that
+            the data have.
+        calibration: how scores become probabilities, which hold at that share, too: ``"isotonic"``, ``"sigmoid"``
+            (Platt), ``"auto"`` (isotonic from 1000 examples of each class on) or ``None``. No decision changes by it.
+        confidence: with which the rectangle's bounds are to hold for new examples, in (0, 1); ``None`` for these alone.
+            With too few examples the threshold is chosen without, and a line says what they would allow.
+        min_precision: lower bound of the precision, on these examples.
+        max_alert_rate: upper bound of the share of these examples that is called positive.
+
+    Raises:
+        ArgumentError: if an argument is out of range.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> from lightning_tpauc import DigitsDataModule, TPAUCModule
+        >>> quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+        >>> quiet["enable_model_summary"] = False
+        >>> choose = DecisionThreshold("max_specificity", calibration="sigmoid")
+        >>> trainer = Trainer(accelerator="cpu", devices=1, max_epochs=1, callbacks=[choose], **quiet)
+        >>> module = TPAUCModule(torch.nn.Linear(64, 1))
+        >>> trainer.fit(module, DigitsDataModule(val_fraction=0.2))
+        >>> module.operating_point.decisions.sensitivity >= module.algorithm.min_tpr
+        True
+        >>> sorted(trainer.predict(module, DigitsDataModule(val_fraction=0.2))[0])
+        ['decision', 'example_id', 'probability', 'score']
+    """
+
+    def __init__(
+        self,
+        criterion: Criterion = "youden",
+        cost_ratio: float = 1.0,
+        calibration: CalibrationMethod | Literal["auto"] | None = None,
+        confidence: float | None = 0.95,
+        min_precision: float | None = None,
+        max_alert_rate: float | None = None,
+    ) -> None:
+        check_criterion(criterion, cost_ratio)
+        Demands(0.0, 1.0, min_precision, max_alert_rate, confidence).checked()
+        if calibration is not None:
+            check_choice(calibration, "calibration", METHODS)
+        self.criterion, self.cost_ratio, self.calibration = criterion, float(cost_ratio), calibration
+        self.confidence, self.min_precision, self.max_alert_rate = confidence, min_precision, max_alert_rate
+        self._why_uncalibrated = ""
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Check that there is one such callback."""
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
+        if sum(isinstance(callback, DecisionThreshold) for callback in callbacks) > 1:
+            msg = "The Trainer has several DecisionThreshold: a module has one threshold. Keep one of them."
+            raise UnsupportedError(msg)
+
+    @override
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Choose, before the metrics that judge decisions are computed; of several data loaders the first one's."""
+        if trainer.sanity_checking and evaluation_of(trainer).start.metrics is None:
+            return
+        pl_module.operating_point = self.choose(pl_module, *self._examples(trainer, pl_module))
+        if trainer.state.fn == TrainerFn.FITTING:
+            return
+        self.say(pl_module)
+        if pl_module.operating_point is not None and starts_processes(trainer):
+            text = f"The threshold {pl_module.threshold} is known to the processes of this validation alone"
+            rank_zero_warn(f"{text}. Validate with `Trainer(devices=1)` to keep it.", category=TPAUCWarning)
+
+    def _examples(self, trainer: Trainer, module: Any, *, again: bool = False) -> tuple[Scored, Tensor | None, bool]:
+        """The scores to choose on, the groups of the examples, and whether these are kept apart for it.
+
+        Validation data have been scored, unless it is to be done ``again``.
+        """
+        # `trainer.datamodule` may be that of an earlier run
+        source: Any = getattr(trainer, f"{TrainerFn(trainer.state.fn).value}_loop")._data_source.instance
+        loader = source.calibration_dataloader() if hasattr(source, "calibration_dataloader") else None
+        if loader is None and not again:
+            return module._collected[0].scored, None, False
+        count = trainer.num_val_batches[0] if loader is None else len(loader)
+        batches = CombinedLoader(trainer.val_dataloaders).flattened[0] if loader is None else loader
+        limit, ids = None if math.isinf(count) else int(count), [torch.empty(0, dtype=torch.int64)]
+        collected = Collected(module)
+        with isolate_rng(), evaluation_mode(module):
+            for batch in device_batches(module, islice(batches, limit), "Choosing the threshold", limit):
+                collected.take(module, batch)
+                ids.append(getattr(batch, "example_id", ids[0]).cpu())
+        groups = getattr(loader, "groups", None)
+        if groups is not None:
+            groups = torch.as_tensor(np.asarray(groups))[torch.cat(gather_objects(torch.cat(ids)))]
+        return collected.scored, groups, loader is not None
+
+    def choose(
+        self, module: Any, scored: Scored, groups: Tensor | None = None, held_out: bool = False
+    ) -> OperatingPoint | None:
+        """The operating point of scores, the same on every rank that has the same; ``None`` if no label has one."""
+        labels, rectangles, step = module.trained_labels, rectangles_of(module), module.training_state.weights_step
+        columns = zip(scored.columns(), rectangles, strict=True)
+        choices = tuple(self._choice(own, rectangle, groups, held_out=held_out) for own, rectangle in columns)
+        if any(choices):
+            names, rule = None if labels is None else labels.names, {name: getattr(self, name) for name in _RULE}
+            return OperatingPoint(choices, step=step, names=names, held_out=held_out, **rule)
+        before: OperatingPoint | None = module.operating_point
+        return before if before is not None and before.step == step and before.is_for(rectangles) else None
+
+    def _choice(
+        self, own: Scored, rectangle: tuple[float, float], groups: Tensor | None, *, held_out: bool
+    ) -> Choice | None:
+        choose = partial(decision_threshold, own.raw, own.target, *rectangle, validate_args=False)
+        asked = {name: getattr(self, name) for name in _RULE if name != "confidence"}
+        with silent():  # the metrics warn of a missing class
+            plain = chosen = choose(**asked)
+            if plain is None or chosen is None:
+                return None
+            too_few, calibration, missed_by = "", None, 0.0
+            if self.confidence is not None:
+                try:
+                    chosen = choose(**asked, confidence=self.confidence, groups=groups) or plain
+                except TooFewExamplesError as error:
+                    too_few = str(error)
+        (min_tpr, max_fpr), nearest = rectangle, choose("youden")
+        if nearest is not None and not plain.lies_in(min_tpr, max_fpr):
+            missed_by = math.hypot(max(0, min_tpr - nearest.sensitivity), max(0, 1 - nearest.specificity - max_fpr))
+        if self.calibration is not None:
+            try:
+                calibration = fit_calibration(own.raw, own.target, self.calibration)
+            except ArgumentError as error:  # a model that has just begun may rank the wrong way round
+                self._why_uncalibrated = str(error)
+        if not held_out:
+            chosen = chosen._replace(guaranteed=())
+        return Choice(chosen, rectangle, calibration, missed_by, plain, too_few)
+
+    def say(self, module: Any) -> None:
+        """Say what the threshold does, and what fell short of what was asked for."""
+        if module.operating_point is not None:
+            rank_zero_info(repr(module.operating_point))
+        self.say_what_fell_short(module)
+
+    def say_what_fell_short(self, module: Any) -> None:
+        """Say if no threshold lies in the rectangle, with how far away the nearest is, or if nothing is calibrated."""
+        point: OperatingPoint | None = module.operating_point
+        if point is None:
+            return
+        each = [(name, one) for name, one in zip(point.names or ("",), point.choices, strict=True) if one is not None]
+        plain, away = [name for name, choice in each if choice.calibration is None], []
+        if self.calibration is not None and plain:
+            of_labels = f" of {listed(plain)}" if point.names else ""
+            rank_zero_info(f"Predictions will hold no probabilities{of_labels}. {self._why_uncalibrated}")
+        for name, choice in each:
+            (min_tpr, max_fpr), used = choice.rectangle, choice.decisions
+            if choice.missed_by:
+                away.append(
+                    f"{name}{': ' if name else ''}TPR >= {min_tpr:g}, FPR <= {max_fpr:g} is missed by "
+                    f"{choice.missed_by:.2g}, and {used.threshold:.6g} decides, TPR {used.sensitivity:.3f} at FPR "
+                    f"{1 - used.specificity:.3f}"
+                )
+        if away:
+            of_labels = f" of {len(away)} of {len(point.choices)} labels" if point.names else ""
+            rank_zero_info(f"No threshold lies in the rectangle{of_labels} on the validation data: {listed(away)}.")
+
+    def choose_again(self, trainer: Trainer, module: Any) -> None:
+        """Score once more, by the weights that the module holds now, and choose."""
+        module.operating_point = self.choose(module, *self._examples(trainer, module, again=True))
+
+
+class DefaultThreshold(DecisionThreshold):
+    """What a module adds by itself: outside of training it chooses as the module's threshold was chosen before."""
+
+    @override
+    def choose(
+        self, module: Any, scored: Scored, groups: Tensor | None = None, held_out: bool = False
+    ) -> OperatingPoint | None:
+        before: OperatingPoint | None = module.operating_point
+        if before is not None and module.trainer.state.fn != TrainerFn.FITTING:
+            for name in _RULE:
+                setattr(self, name, getattr(before, name))
+            self.calibration = before.calibration_method
+        return super().choose(module, scored, groups, held_out)
+
+
+def recorded_point(module: Any, state: Mapping[str, Any] | None) -> OperatingPoint | None:
+    """The point that a checkpoint holds, if it was chosen for the module's rectangles; else a line says what to do."""
+    point = None if state is None else OperatingPoint.from_dict(state)
+    if point is None or point.is_for(rectangles_of(module)):
+        return point
+    rank_zero_info("The checkpoint's threshold is of another rectangle: left out. `Trainer.validate` chooses one.")
+    return None
