@@ -24,6 +24,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from fnmatch import fnmatch
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from statistics import fmean
@@ -563,10 +564,10 @@ def print_tables(records: list[dict[str, Any]]) -> None:
 def main(args: list[str] | None = None) -> None:
     """Train what the file lacks, then print the tables of what it has."""
     own = arguments(
-        __doc__, args, file="regimes.jsonl", seeds=5, first_seed=0, sets="", methods="baselines;STACO", only_table=0
+        __doc__, args, file="regimes.jsonl", seeds=5, first_seed=0, sets="*", methods="baselines;STACO", only_table=0
     )
     quiet()
-    path, names = Path(own.file), [name for name in PROBLEMS if name.startswith(tuple(own.sets.split(";")))]
+    path, names = Path(own.file), [name for name in PROBLEMS if any(fnmatch(name, one) for one in own.sets.split(";"))]
     if not own.only_table:
         work(path, jobs(range(own.first_seed, own.first_seed + own.seeds), names, own.methods.split(";")))
     print_tables(read(path))

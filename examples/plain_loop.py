@@ -1,25 +1,23 @@
-"""Your own loop and your own DataLoader, without Lightning: the algorithm is a loss that remembers.
+"""Your own loop and your own DataLoader, without Lightning: `TPAUCLoss` stands where cross-entropy did.
 
-What the Trainer does besides is spelled out here: the exact start, the rectangle that shrinks, the average of the
-weights. Takes seconds: `python examples/plain_loop.py`.
+Two lines are new: the loop says how far the run is, and a running mean of the weights is what is used in the end.
+Takes seconds: `python examples/plain_loop.py`.
 """
 
 import torch
 from sklearn.datasets import load_digits
-from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
+from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_tpauc import TwoWayPartialAUROC
-from lightning_tpauc.algorithms import STACO, TrainingScores
+from lightning_tpauc import TPAUCLoss
+from lightning_tpauc.functional import two_way_partial_auroc
 
-STEPS, BATCH = 300, 128
+EPOCHS = 40
 
 
 def evaluate(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
-    metric = TwoWayPartialAUROC(min_tpr=0.8, max_fpr=0.2)
     with torch.no_grad():
-        metric.update(model(x).squeeze(1), y)
-    return float(metric.compute())
+        return float(two_way_partial_auroc(model(x).squeeze(1), y, min_tpr=0.8, max_fpr=0.2))
 
 
 def main() -> None:
@@ -27,35 +25,25 @@ def main() -> None:
     images, digits = load_digits(return_X_y=True)
     x, y = torch.tensor(images / 16.0, dtype=torch.float32), torch.tensor(digits == 8).long()
     x, y, x_val, y_val = x[:1200], y[:1200], x[1200:], y[1200:]
-
-    # The algorithm knows the positives by their number 0 .. n - 1; negatives need none.
-    number = torch.where(y == 1, y.cumsum(0) - 1, -1)
-    # Positives are drawn as often as negatives. A positive may come twice in a batch, and counts once.
-    sampler = WeightedRandomSampler(torch.where(y == 1, 0.25 / y.sum(), 0.75 / (1 - y).sum()).tolist(), STEPS * BATCH)
-    loader = DataLoader(TensorDataset(x, y, number), batch_size=BATCH, sampler=sampler)
+    loader = DataLoader(TensorDataset(x, y), batch_size=128, shuffle=True)
 
     model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
-    average = AveragedModel(model, avg_fn=lambda mean, new, count: mean + (new - mean) * 9 / (count + 9))
+    average = AveragedModel(model, avg_fn=get_ema_avg_fn(0.98))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    algorithm = STACO(min_tpr=0.8, max_fpr=0.2)
-    algorithm.setup(num_positives=int(y.sum()))
-    algorithm.tightness = 0.0  # the rectangle is the whole square at first
-    with torch.no_grad():
-        algorithm.start(TrainingScores(model(x[y == 1]).squeeze(1), model(x[y == 0]).squeeze(1)))
+    loss = TPAUCLoss(min_tpr=0.8, max_fpr=0.2)
 
     print(f"TPAUC {evaluate(model, x_val, y_val):.3f} before training")
-    for step, (inputs, labels, index) in enumerate(loader):
-        algorithm.tightness = min(1.0, 2 * step / STEPS)
-        scores = model(inputs).squeeze(1)
-        unique, inverse = index[labels == 1].unique(return_inverse=True)
-        positives = torch.zeros_like(unique).scatter_(0, inverse, torch.arange(len(inverse)))
-        loss = algorithm(scores[labels == 1][positives], scores[labels == 0], index=unique)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        average.update_parameters(model)
+    for epoch in range(EPOCHS):
+        for batch, (inputs, labels) in enumerate(loader):
+            loss.progress = (epoch + batch / len(loader)) / EPOCHS  # the rectangle shrinks over the first half
+            value = loss(model(inputs), labels)
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+            average.update_parameters(model)
     print(f"TPAUC {evaluate(average, x_val, y_val):.3f} after training")
-    torch.save({"model": average.module.state_dict(), "algorithm": algorithm.state_dict()}, "plain_loop.pt")
+    saved = {"model": average.module.state_dict(), "loss": loss.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(saved, "plain_loop.pt")
 
 
 if __name__ == "__main__":

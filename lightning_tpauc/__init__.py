@@ -12,6 +12,7 @@ from lightning_tpauc.version import __version__
 
 if TYPE_CHECKING:
     from lightning_tpauc.algorithms import STACO
+    from lightning_tpauc.card import model_card
     from lightning_tpauc.comparison import compare
     from lightning_tpauc.data import (
         DigitsDataModule,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         PosNegDataModule,
         SMILESDataModule,
     )
+    from lightning_tpauc.estimator import TPAUCClassifier, tpauc_scorer
     from lightning_tpauc.loss import TPAUCLoss
     from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
     from lightning_tpauc.metrics.figures import ROCFigure
@@ -50,6 +52,7 @@ __all__ = (
     "ROCFigure",
     "SMILESDataModule",
     "StageCallback",
+    "TPAUCClassifier",
     "TPAUCLoss",
     "TPAUCModule",
     "TwoWayPartialAUROC",
@@ -61,7 +64,9 @@ __all__ = (
     "errors",
     "functional",
     "metrics",
+    "model_card",
     "models",
+    "tpauc_scorer",
 )
 
 _MODULES = ("algorithms", "comparison", "data", "errors", "functional", "metrics", "models")
@@ -69,11 +74,14 @@ _MODULES = ("algorithms", "comparison", "data", "errors", "functional", "metrics
 _HOME = {
     "STACO": "algorithms",
     "compare": "comparison",
+    "model_card": "card",
     "DampedAdam": "training.optimizer",
     "StageCallback": "training.stages",
     "ExactObjective": "metrics",
     "TwoWayPartialAUROC": "metrics",
     "TPAUCLoss": "loss",
+    "TPAUCClassifier": "estimator",
+    "tpauc_scorer": "estimator",
     "TPAUCModule": "module",
     "DecisionThreshold": "scoring.thresholds",
     "PredictionWriter": "scoring.prediction",

@@ -23,6 +23,7 @@ LAYERS = (
     {"scoring"},
     {"training"},
     {"loss", "module"},
+    {"card", "estimator"},
     {"comparison"},
     {"cli"},
     {"", "__main__"},

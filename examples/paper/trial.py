@@ -245,10 +245,9 @@ class CurveRecorder(Callback):
             self._look(pl_module)
 
     def _look(self, module: TPAUCModule) -> None:
-        shown = module.training_state.show_average()
+        module.training_state.show_average()
         ((pos, neg),) = score_training_set(module) or []
-        if shown:
-            module.training_state.restore_last_iterate()
+        module.training_state.restore_last_iterate()
         scores, target = torch.cat([pos, neg]), torch.cat([torch.ones_like(pos), torch.zeros_like(neg)]).long()
         point = {"step": float(module.training_state.batches_seen)}
         for rectangle in self.rectangles:

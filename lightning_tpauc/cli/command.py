@@ -148,6 +148,7 @@ class ComparingTrainer(Trainer):
         seeds: int = 3,
         folds: int | None = None,
         processes: int = 1,
+        others: dict[str, str] | None = None,
         ckpt_path: str | None = None,
         weights_only: bool | None = None,
     ) -> None:
@@ -162,6 +163,7 @@ class ComparingTrainer(Trainer):
             seeds: Repetitions with other initial weights and batches. No method is called ahead by one.
             folds: Folds of a cross-validation, each of them a repetition.
             processes: Trainings that run side by side, each in a process and a thread of its own, on CPUs.
+            others: CSV files with the scores of other models for the test data, by the name of the model.
             ckpt_path: Not used: all methods start from the same untrained weights, or from the model's init_from.
             weights_only: Not used.
         """
@@ -356,7 +358,11 @@ class TPAUCCLI(LightningCLI):
         given = config.get("seed_everything")
         seed = given if isinstance(given, int) and not isinstance(given, bool) else 0
         options = {name: config.get(name) for name in ("methods", "trials", "seeds", "folds", "processes")}
-        options |= {"rectangles": config.model.init_args.get("rectangles") or (), "first_seed": seed}
+        options |= {
+            "others": config.get("others") or {},
+            "rectangles": config.model.init_args.get("rectangles") or (),
+            "first_seed": seed,
+        }
         rectangle = self.model.algorithm.min_tpr, self.model.algorithm.max_fpr
         report = Comparison(_setup(config, instantiate, seed), config.folder, rectangle, **options).run()
         _say(f"{report}\n\n{Path(report.folder) / 'report.html'} shows the curves, too.")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,6 +28,7 @@ from tqdm import tqdm
 
 from lightning_tpauc.algorithms import Algorithm, CrossEntropy
 from lightning_tpauc.comparison import training
+from lightning_tpauc.comparison.others import check_others, outcome_of
 from lightning_tpauc.comparison.report import Report, write_report
 from lightning_tpauc.comparison.results import Outcome, Results, evaluate, have_both
 from lightning_tpauc.comparison.training import BASELINES, Cell, Length, Method, Run, Setup
@@ -57,6 +58,7 @@ def compare(
     folds: int | None = None,
     processes: int = 1,
     rectangles: Sequence[tuple[float, float]] = (),
+    others: Mapping[str, Any] | None = None,
     module: Mapping[str, Any] | None = None,
     **trainer: Any,
 ) -> Report:
@@ -89,6 +91,10 @@ def compare(
         processes: how many trainings run side by side, each in a process and a thread of its own, on CPUs. The results
             equal those of one after the other, up to rounding that depends on the number of threads.
         rectangles: further (min_tpr, max_fpr) pairs to report.
+        others: models from elsewhere that stand in the table, by name, for data with one label: classifiers of
+            scikit-learn, which are fitted on the same training tables (``{"boosting":
+            HistGradientBoostingClassifier()}``), or paths of CSV files with columns ``example_id``, the position in the
+            test set, and ``score``. The report says whether STACO is ahead of them.
         module: arguments of the module for all methods, such as ``{"optimizer": ...}``, or ``{"tasks": ...}`` for data
             with several labels.
         **trainer: arguments of the Trainer; ``max_epochs`` or ``max_steps`` among them.
@@ -128,7 +134,9 @@ def compare(
     setup = Setup(functools.partial(_module, model, options), make_data, trainer, options)
     counts: dict[str, Any] = {"trials": trials, "seeds": seeds, "folds": folds, "processes": processes}
     try:
-        return Comparison(setup, folder, (min_tpr, max_fpr), methods=methods, rectangles=rectangles, **counts).run()
+        return Comparison(
+            setup, folder, (min_tpr, max_fpr), methods=methods, rectangles=rectangles, others=others or {}, **counts
+        ).run()
     finally:
         if seed is not None:
             datamodule.seed = seed  # type: ignore[union-attr]  # a data module that has one
@@ -171,6 +179,7 @@ class Comparison:
         rectangles: further (min_tpr, max_fpr) pairs to report.
         first_seed: the first seed; the others follow it.
         processes: how many trainings run side by side.
+        others: models from elsewhere, by name.
 
     Raises:
         ArgumentError: if an argument is out of range.
@@ -191,6 +200,7 @@ class Comparison:
     rectangles: Sequence[tuple[float, float]] = ()
     first_seed: int = 0
     processes: int = 1
+    others: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("trials", "seeds", "processes"):
@@ -202,6 +212,7 @@ class Comparison:
             raise ArgumentError(msg)
         self._folder = Path(self.folder)
         self._methods = training.chosen_methods(self.methods)
+        check_others(self.others, [method.name for method in self._methods], self.folds)
         #: Of the default learning rate: half a power of ten apart, the default itself first.
         self.factors = [10.0 ** ((k + 1) // 2 / (2 if k % 2 else -2)) for k in range(self.trials)]
         self._rectangles = list(dict.fromkeys(check_rectangle(*r) for r in (self.rectangle, *self.rectangles)))
@@ -340,7 +351,11 @@ class Comparison:
         baseline = max(known, key=lambda name: validated(runs[name]), default=names[0])
         if len(known) > 1:
             self._notes.append(f"The baseline, {baseline}, validates best of {listed(known)}.")
-        results = evaluate(runs, baseline, self._rectangles, labels, self.folds or 1)
+        for name, other in self.others.items():
+            runs[name] = [
+                outcome_of(other, self.setup.datamodule(run), run.seed, test=self._has_test) for run in self.runs
+            ]
+        results = evaluate(runs, baseline, self._rectangles, labels, self.folds or 1, list(self.others))
         return replace(results, part="test" if self._has_test else "validation", failed=failed)
 
     def _repetitions(self) -> str:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from lightning_tpauc.comparison.results import Results, have_both, measures, short
+from lightning_tpauc.comparison.results import OURS, Results, have_both, measures, short
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.files import replacing
 from lightning_tpauc.functional import roc_polyline
@@ -107,6 +107,8 @@ def write_report(results: Results, folder: Path, repetitions: str, tried: int, n
         for k, (min_tpr, max_fpr) in enumerate(results.rectangles)
         for name in results.differences
     ]
+    where = f"TPR >= {min_tpr:g}, FPR <= {max_fpr:g}"
+    verdicts += [f"{OURS} against {name}, {where}: {results.verdict_beside(name)}" for name in results.beside]
     methods, labels = _methods(results), [_labels(results)] if several else []
     notes = _notes(results, tried, notes)
     listing = "\n".join(f"- {note}" for note in notes)
@@ -206,12 +208,13 @@ def _notes(results: Results, tried: int, others: Sequence[str]) -> list[str]:
     found += [f"{name} failed: {why}" for name, why in results.failed.items()]
     if results.runs:
         num_runs = len(next(iter(results.runs.values())))
+        grouped = "" if next(iter(results.runs.values()))[0].groups is None else " of whole groups"
         error = "With one run they lack the noise of training: use more seeds."
         if num_runs > 1:
             error = f"and the spread of {num_runs} runs. Values are means over runs, with standard deviations."
         found.append(
-            f"95% intervals, by {results.num_resamples} stratified bootstrap resamples, the same for all methods, "
-            f"{error} Those of single labels are of each by itself."
+            f"95% intervals, by {results.num_resamples} stratified bootstrap resamples{grouped}, the same for all "
+            f"methods, {error} Those of single labels are of each by itself."
         )
     return [*found, *others]
 

@@ -27,6 +27,7 @@ from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.data.parts import content_digest
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, UnsupportedError
 from lightning_tpauc.files import replacing
+from lightning_tpauc.functional.checks import as_groups
 from lightning_tpauc.metrics.figures import ROCFigure
 from lightning_tpauc.metrics.reporting import validated_areas
 from lightning_tpauc.module import TPAUCModule
@@ -265,7 +266,7 @@ class _Recorder(Callback):
 
     def __init__(self) -> None:
         self.curve: list[dict[str, float]] = []
-        self.scored = (torch.Tensor(), torch.Tensor())
+        self.scored: tuple[Tensor, Tensor, Tensor | None] = torch.Tensor(), torch.Tensor(), None
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -279,7 +280,13 @@ class _Recorder(Callback):
             scored = pl_module._collected[0].scored
             scores, target = scored.raw.detach().cpu(), scored.target.cpu()
             known = (target >= 0).any(1)
-            self.scored = (scores[known], target[known].long())
+            loader = trainer.test_dataloaders if trainer.state.fn == TrainerFn.TESTING else trainer.val_dataloaders
+            groups = getattr(loader, "groups", None)
+            self.scored = (
+                scores[known],
+                target[known].long(),
+                None if groups is None else as_groups(torch.as_tensor(groups)[known]),
+            )
 
     on_test_epoch_end = on_validation_epoch_end
 

@@ -24,8 +24,10 @@ from lightning_tpauc.data.labels import (
     as_groups,
     as_weights,
     check_positions,
+    disagreement,
     entry_of,
     find_targets,
+    is_table,
     item_label,
     label_keys,
     label_names,
@@ -212,11 +214,6 @@ def host_view(features: Any) -> Any:
 # ---------------------------------------------------------------- tables
 
 
-def is_table(x: Any) -> bool:
-    """Whether this is a table of pandas or polars, or one like them."""
-    return hasattr(x, "columns") and hasattr(x, "to_numpy")
-
-
 def column_names(x: Any, name: str) -> tuple[str, ...] | None:
     """The names of a table's columns as text; ``None`` for what is no table."""
     if not is_table(x):
@@ -258,9 +255,7 @@ def as_features(x: Any, name: str = "train_dataset") -> Any:
             wrong = "masked entries. Fill them, for instance with `x.filled(0)`"
         elif not x.dtype.isnative:  # torch asks for the machine's byte order
             x = x.astype(x.dtype.newbyteorder("="))
-    elif isinstance(x, Tensor):
-        wrong = "" if x.layout == torch.strided else f"a tensor of layout {x.layout}. Pass `x.to_dense()`"
-    elif not hasattr(x, "tocsr"):
+    elif not isinstance(x, Tensor) and not hasattr(x, "tocsr"):
         wrong = f"a {type(x).__name__}. Convert it with `torch.tensor(x)`"
     if wrong:
         msg = (
@@ -447,18 +442,27 @@ def learnt_layout(known: Any, inputs: Any, columns: tuple[str, ...] | None) -> A
 
 
 def has_label(entries: Any, known: Any) -> bool | None:
-    """Whether the last of several entries is a label, by the inputs that the model knows; ``None`` if it is unknown."""
-    if known is None:
-        return None
-    if len(entries) > 1 and _kinds(layout(_of_tuple(entries, labelled=True))) == _kinds(known):
+    """Whether the last of several entries is a label, by how many inputs the model knows; ``None`` if it is unknown."""
+    counts = [_count(layout(_of_tuple(entries, labelled=labelled))) for labelled in (True, False)]
+    return None if known is None or _count(known) not in counts else len(entries) > 1 and counts[0] == _count(known)
+
+
+def _count(known: Any) -> int:
+    return len(known) if isinstance(known, list) else 1
+
+
+def ends_with_label(item: Any, known: Any) -> bool:
+    """Whether items to predict on hold a label, by the layout that the model knows, or else by what they look like."""
+    if not isinstance(item, (tuple, list)) or len(item) < 2:
         return True
-    return False if _kinds(layout(_of_tuple(entries, labelled=False))) == _kinds(known) else None
-
-
-def _kinds(known: Any) -> Any:
-    if isinstance(known, list):
-        return [_kinds(entry) for entry in known]
-    return known if not isinstance(known, Mapping) else "tensor" if "columns" in known else "mapping"
+    labelled = has_label(item, known)
+    if labelled is None and (len(item) > 2 or np.size(as_array(item[1])) != 1):
+        msg = (
+            f"Nobody knows whether the last of the {len(item)} entries of the items of `predict_dataset` is a label: "
+            "pass `train_dataset`, too, or predict with a trained module; or let the items be `((a, b), label)`."
+        )
+        raise DataError(msg)
+    return labelled is not False
 
 
 # ---------------------------------------------------------------- one data set of a run
@@ -561,6 +565,25 @@ class Examples:
         """Names of several labels; their numbers where they have none."""
         return None if self.labels.ndim == 1 else label_names(self.dataset, self.given.targets, self.labels.shape[1])
 
+    def contradicted_by_items(self) -> str | None:
+        """Where labels that came as values differ from those that the items have; ``None`` if they don't."""
+        return disagreement(self.dataset, self.labels, None) if are_labels(self.given.targets) else None
+
+    def labels_of_positives(self) -> NDArray[np.int8]:
+        """Labels of a training set whose negatives are a stream: all 1, with or without stored labels."""
+        stored = self.given.targets is not None or stored_values(self.dataset) is not None
+        if not stored and entry_of(self.dataset[0], None) is NOTHING:
+            return np.ones(len(self), dtype=np.int8)
+        if self.labels.ndim == 2 or not self.labels.all():
+            columns, zeros = self.labels.shape[1:], (self.labels == 0).sum()
+            msg = (
+                "Expected `train_dataset` to hold positives of one label beside a stream of `negatives`, but "
+                f"{f'its labels have {columns[0]} columns' if columns else f'{zeros} are 0'}. Choose one column, and "
+                "put the negatives into the stream."
+            )
+            raise DataError(msg)
+        return self.labels
+
     def _values(self, argument: str) -> NDArray[Any] | None:
         given = getattr(self.given, argument)
         return None if given is None else row_values(self.dataset, given, argument, self.name)
@@ -649,7 +672,7 @@ def named_columns(given: Any, table: Any) -> list[Any]:
 
 
 def fetcher_for(dataset: Any, seed: int = 0, collate_fn: Any = None, entries: Entries | None = None) -> Fetcher:
-    """Loads the inputs of a batch: by one index of arrays, else by ``__getitems__``, else item by item, each seeded."""
+    """Loads the inputs of a batch: by one index of arrays, else as :class:`ItemFetcher` does."""
     entries, (inner, indices) = entries or Entries(), underlying(dataset)
     arrays: Sequence[RowsDataset] | None = None
     if isinstance(inner, RowsDataset):
@@ -660,7 +683,7 @@ def fetcher_for(dataset: Any, seed: int = 0, collate_fn: Any = None, entries: En
         ends = entries.labelled and len(inner.tensors) > 1
         arrays = [ArrayDataset(tensor, None) for tensor in (inner.tensors[:-1] if ends else inner.tensors)]
     if arrays is None or collate_fn is not None:
-        return _FetchItems(dataset, seed, collate_fn, entries)
+        return ItemFetcher(dataset, seed, collate_fn, entries)
     # `rows` has left out labels in the usual places
     return partial(_fetch_arrays, arrays, indices, entries.others.union(entries.label or ()))
 
@@ -677,13 +700,16 @@ def _fetch_arrays(
     return without(found[0], named) if len(found) == 1 else tuple(found)
 
 
-class _FetchItems:
+class ItemFetcher:
+    """Loads the inputs of a batch by ``__getitems__``, or item by item, each seeded."""
+
     def __init__(self, dataset: Any, seed: int, collate_fn: Any, entries: Entries) -> None:
         self.dataset, self.seed, self.collate_fn, self.entries = dataset, seed, collate_fn, entries
         self.reader = ItemReader(seed)
         self.reads_batches = hasattr(underlying(dataset)[0], "__getitems__")  # a Subset has the method in any case
 
     def __call__(self, rows: Indices, step: int) -> Any:
+        """The inputs of some rows as they are in a step."""
         items = self.items(rows.tolist(), step)
         if self.collate_fn is None:
             return collate_items([self.entries.inputs_of(item) for item in items])
@@ -691,9 +717,6 @@ class _FetchItems:
 
     def beside(self, rows: Indices | None, step: int, others: list[Any]) -> Any:
         """A batch of some rows, followed by examples of a stream of negatives."""
-        if any(isinstance(other, Mapping) and same_numbers(entry_of(other, self.entries.label), 1) for other in others):
-            msg = "The stream of negatives yields an example whose label is 1. Leave positives out of the stream."
-            raise DataError(msg)
         items = [] if rows is None else self.items(rows.tolist(), step)
         if self.collate_fn is None:
             others = [without(other, self.entries.named) for other in others]
@@ -703,6 +726,7 @@ class _FetchItems:
         return self.collated(items + others, step, rows)
 
     def items(self, rows: list[int], step: int) -> list[Any]:
+        """The items of some rows as they are in a step."""
         if not self.reads_batches:
             return self.reader.read(self.dataset.__getitem__, rows, step)
         with seeded_items(self.seed, step) as reseed:
@@ -757,16 +781,6 @@ def collate_items(items: list[Any]) -> Any:
         raise DataError(msg) from error
     # torch and PyG collate tuples into a list. Arrays give a tuple, and the model should see no difference.
     return tuple(collated) if isinstance(collated, list) and isinstance(first, (tuple, list)) else collated
-
-
-def collate_with_rows(fetch: Fetcher | None, rows: Indices | None, step: int, others: list[Any]) -> Any:
-    """Collate the inputs of some rows, or of none, followed by others, as ``fetch`` does; ``None`` stacks them."""
-    if isinstance(fetch, _FetchItems):
-        return fetch.beside(rows, step, others)
-    if fetch is None or rows is None:
-        return collate_items(others)
-    together = fetch(rows, step)
-    return collate_items([_of_each(together, operator.itemgetter(k)) for k in range(len(rows))] + others)
 
 
 def _of_each(inputs: Any, change: Callable[[Any], Any]) -> Any:

@@ -199,6 +199,11 @@ def entry_of(item: Any, keys: Sequence[str] | None) -> Any:
 # ---------------------------------------------------------------- labels as numbers
 
 
+def is_table(x: Any) -> bool:
+    """Whether this is a table of pandas or polars, or one like them."""
+    return hasattr(x, "columns") and hasattr(x, "to_numpy")
+
+
 def as_array(values: Any, name: str = "targets") -> NDArray[Any]:
     """Labels of any container as an array, in their order. Masked entries become nan."""
     if isinstance(values, Tensor):
@@ -348,7 +353,7 @@ def as_positions(indices: Any, count: int, name: str = "train_dataset") -> Indic
     """Indices of a :class:`~torch.utils.data.Subset` as positions from 0 on. A mask is refused."""
     array = np.asarray(indices.cpu() if isinstance(indices, Tensor) else indices)
     if array.dtype.kind == "b":
-        msg = f"Subset in `{name}` has a mask as indices. Pass positions: `Subset(..., np.flatnonzero(mask))`."
+        msg = f"Subset in `{name}` has a mask as indices, not positions: pass `Subset(..., np.flatnonzero(mask))`."
         raise DataError(msg)
     positions = array.astype(np.int64)
     return np.where(positions < 0, positions + count, positions)
@@ -372,7 +377,7 @@ def check_positions(dataset: Any, name: str = "train_dataset") -> None:
 
 def check_loader(loader: Any) -> None:
     """Check what a user gave for a data loader: an array or table is refused, and so are wrong indices inside."""
-    if isinstance(loader, (Tensor, np.ndarray)) or (hasattr(loader, "columns") and hasattr(loader, "to_numpy")):
+    if isinstance(loader, (Tensor, np.ndarray)) or is_table(loader):
         msg = (
             f"A {type(loader).__name__} is no data loader: Lightning would take its columns or rows for batches. Pass "
             "`datamodule=PosNegDataModule(predict_dataset=data)`, or `test_dataset` or `val_dataset`, with the module."

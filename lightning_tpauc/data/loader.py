@@ -77,10 +77,10 @@ class PosNegLoader:
         """The batches of ``count`` steps."""
         return self._source.run(self.batch_plans.plans(step, count))
 
-    def whole_epoch(self, most: int | None = None) -> Iterator[PosNegBatch]:
-        """The batches of one epoch from the current step on, or the first of them. An iteration is not disturbed."""
-        count = len(self) if most is None else min(most, len(self))
-        yield from self._source.aside().run(self.batch_plans.plans(self._where().step, count))
+    def next_batches(self, count: int) -> Iterator[PosNegBatch]:
+        """The batches of the next ``count`` steps, at most an epoch's. An iteration is not disturbed."""
+        plans = self.batch_plans.plans(self._where().step, min(count, len(self)))
+        yield from self._source.aside().run(plans)
 
     def _where(self) -> Position:
         return self._handed_out if self.position is None else self.position(self)

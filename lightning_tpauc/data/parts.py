@@ -21,22 +21,13 @@ from lightning_tpauc.data.examples import (
     Entries,
     Examples,
     RowsDataset,
+    ends_with_label,
     enumerated,
     fetcher_for,
-    has_label,
-    is_table,
     names_in,
     unaugmented,
 )
-from lightning_tpauc.data.labels import (
-    NOTHING,
-    are_labels,
-    as_array,
-    disagreement,
-    entry_of,
-    stored_values,
-    underlying,
-)
+from lightning_tpauc.data.labels import is_table, underlying
 from lightning_tpauc.data.sampler import LabelRows, WeightedIndices
 from lightning_tpauc.data.seeding import Purpose, seeded_items
 from lightning_tpauc.data.splits import Split
@@ -118,7 +109,7 @@ class PreparedData:
             msg = "There is no training set: pass `train_dataset`, and call `setup('fit')` first."
             raise DataError(msg)
         weights, groups = train.weights, train.groups
-        labels = train.labels if self.negatives is None else _labels_of_positives(train)
+        labels = train.labels if self.negatives is None else train.labels_of_positives()
         if self.negatives is None:
             train.refuse_label_among_inputs()
             _say_most_are_positive(labels)
@@ -182,9 +173,8 @@ class PreparedData:
 
     def _refuse_other_labels(self, part: Examples) -> None:
         """Raise :class:`DataError` if a part is judged by other labels than those that train, or in another order."""
-        train, msg, differing = self.examples.get("train"), "", None
-        if train is not None and are_labels(train.given.targets) and self.negatives is None:
-            differing = disagreement(train.dataset, train.labels, None)
+        train, msg = self.examples.get("train"), ""
+        differing = None if train is None or self.negatives is not None else train.contradicted_by_items()
         if differing:
             msg = (
                 "`targets` are the labels of `train_dataset` alone, and they are not what its items have: "
@@ -223,7 +213,7 @@ class PreparedData:
             return part if ids is None else part._replace(ids=ids[part.rows])
         examples, dataset = self.require("predict"), unaugmented(self.datasets.predict)
         with seeded_items(0, 0):
-            labelled = isinstance(dataset, (Tensor, RowsDataset)) or _ends_with_label(dataset[0], known)
+            labelled = isinstance(dataset, (Tensor, RowsDataset)) or ends_with_label(dataset[0], known)
         entries = examples.entries._replace(known=names_in(known, "keys"), labelled=labelled)
         rows, unknown = np.arange(len(dataset)), np.full(len(dataset), -1, dtype=np.int8)
         return EvaluatedPart(dataset, rows, unknown, entries, examples.ids(search=True))
@@ -247,36 +237,6 @@ class PreparedData:
             negatives = negatives[drawn.batches(0, 1)[0]]
         make = partial(EvaluatedPart, self.datasets.train, entries=self.examples["train"].entries)
         return make(positives, training.labels[positives]), make(negatives, training.labels[negatives])
-
-
-def _ends_with_label(item: Any, known: Any) -> bool:
-    """Whether items to predict on hold a label, by the layout that the model knows, or else by what they look like."""
-    if not isinstance(item, (tuple, list)) or len(item) < 2:
-        return True
-    labelled = has_label(item, known)
-    if labelled is None and (len(item) > 2 or np.size(as_array(item[1])) != 1):
-        msg = (
-            f"Nobody knows whether the last of the {len(item)} entries of the items of `predict_dataset` is a label: "
-            "pass `train_dataset`, too, or predict with a trained module; or let the items be `((a, b), label)`."
-        )
-        raise DataError(msg)
-    return labelled is not False
-
-
-def _labels_of_positives(train: Examples) -> NDArray[np.int8]:
-    """Labels of a training set whose negatives are a stream: all 1, with or without stored labels."""
-    stored = train.given.targets is not None or stored_values(train.dataset) is not None
-    if not stored and entry_of(train.dataset[0], None) is NOTHING:
-        return np.ones(len(train), dtype=np.int8)
-    if train.labels.ndim == 2 or not train.labels.all():
-        columns, zeros = train.labels.shape[1:], (train.labels == 0).sum()
-        msg = (
-            "Expected `train_dataset` to hold positives of one label beside a stream of `negatives`, but "
-            f"{f'its labels have {columns[0]} columns' if columns else f'{zeros} are 0'}. Choose one column, and put "
-            "the negatives into the stream."
-        )
-        raise DataError(msg)
-    return train.labels
 
 
 def _say_most_are_positive(labels: NDArray[np.int8]) -> None:

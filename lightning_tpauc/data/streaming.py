@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader, IterableDataset, _utils
 
 from lightning_tpauc.data.batch import EvalBatch, PosNegBatch
-from lightning_tpauc.data.examples import Fetcher, collate_with_rows
+from lightning_tpauc.data.examples import ItemFetcher
 from lightning_tpauc.data.loader import PosNegLoader, batch_of
 from lightning_tpauc.data.sampler import BatchPlan, World, current_world
 from lightning_tpauc.data.seeding import seeded_items
@@ -306,7 +306,7 @@ class StreamPlan(NamedTuple):
 class _StreamBatches:
     """Makes batches of plans; each comes with the place behind it."""
 
-    def __init__(self, stream: NegativeStream, fetch: Fetcher, seed: int) -> None:
+    def __init__(self, stream: NegativeStream, fetch: ItemFetcher, seed: int) -> None:
         self.stream, self.fetch, self.seed = stream, fetch, seed
         self._reader: StreamReader | None = None
 
@@ -318,7 +318,7 @@ class _StreamBatches:
             self._reader = StreamReader(self.stream, *step.part)
         self._reader.seek(step.place, step.target)
         own = self._reader.share(plan.sizes.num_neg + plan.sizes.num_dual_neg, world, self.seed, plan.step)
-        inputs = collate_with_rows(self.fetch, plan.rows, plan.step, own)
+        inputs = self.fetch.beside(plan.rows, plan.step, own)
         return batch_of(plan, inputs), self._reader.place
 
 
@@ -332,7 +332,8 @@ class StreamedLoader(PosNegLoader):
         super().__init__(*args, **options)
 
     def _maker(self) -> Callable[[Any], Any]:
-        return _StreamBatches(self.cursor.stream, self.fetch, self.seed)
+        fetch = cast("ItemFetcher", self.fetch)
+        return _StreamBatches(self.cursor.stream, fetch, self.seed)
 
     def _batches(self, step: int, count: int) -> Iterator[PosNegBatch]:
         # what a process reads itself, or what each of its workers reads
@@ -359,14 +360,6 @@ class StreamedLoader(PosNegLoader):
             requested[substream] += own * (world.size if stream.split == "deal" else 1)
             yield StreamPlan(plan, world, part, target, places[substream])
 
-    def whole_epoch(self, most: int | None = None) -> Iterator[PosNegBatch]:
-        """The positives of the next epoch, with the first negatives of the stream, read in this process."""
-        make, world, place = self._maker(), current_world(), Place()
-        part = self.cursor.stream.part(world)
-        for plan in self.batch_plans.plans(self._where().step, len(self) if most is None else min(most, len(self))):
-            batch, place = make(StreamPlan(plan, world, part, place.position, place))
-            yield batch
-
     def close(self) -> None:
         """See :meth:`PosNegLoader.close`."""
         super().close()
@@ -380,7 +373,7 @@ class ScoredStream:
     training reads does not change.
     """
 
-    def __init__(self, stream: NegativeStream, batch_size: int, fetch: Fetcher) -> None:
+    def __init__(self, stream: NegativeStream, batch_size: int, fetch: ItemFetcher) -> None:
         self.stream, self.batch_size, self._fetch = stream, batch_size, fetch
         self._most = stream.num_scored if stream.length is None else min(stream.num_scored, stream.length)
         self._read: int | None = None
@@ -404,6 +397,6 @@ class ScoredStream:
             if not negatives:
                 break
             ids = torch.arange(done, done + len(negatives)) * world.size + world.rank
-            yield EvalBatch(collate_with_rows(self._fetch, None, done, negatives), torch.zeros_like(ids), ids)
+            yield EvalBatch(self._fetch.beside(None, done, negatives), torch.zeros_like(ids), ids)
             done += len(negatives)
         self._read = done

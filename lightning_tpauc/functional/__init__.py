@@ -1,6 +1,6 @@
 """Pure functions: tensors in, tensors out."""
 
-from lightning_tpauc.functional.bootstrap import BootstrapInterval, bootstrap_interval
+from lightning_tpauc.functional.bootstrap import BootstrapInterval, bootstrap_interval, tpauc_difference
 from lightning_tpauc.functional.calibration import Calibration, calibrated_probability, fit_calibration
 from lightning_tpauc.functional.duals import ExactDuals, exact_duals
 from lightning_tpauc.functional.operating_points import (
@@ -57,6 +57,7 @@ __all__ = (
     "roc_polyline",
     "surrogate_names",
     "tail_mean_loss",
+    "tpauc_difference",
     "tpauc_objective",
     "tpr_at_max_fpr",
     "two_way_partial_auroc",

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_tpauc.functional.checks import check_count, check_rectangle, eager, require_range
-from lightning_tpauc.functional.roc import exact_area, ranked_classes
+from lightning_tpauc.functional.checks import as_groups, as_tensor, check_count, check_rectangle, eager, require_range
+from lightning_tpauc.functional.roc import exact_area, ranked_classes, split_classes
 
 
 class BootstrapInterval(NamedTuple):
-    """Result of :func:`bootstrap_interval`.
+    """Result of :func:`bootstrap_interval` and :func:`tpauc_difference`.
 
     Attributes:
-        estimate: the metric on the data themselves, float64 tensor of shape ``()``.
+        estimate: the value on the data themselves, float64 tensor of shape ``()``.
         lower: lower end of the interval, float64 tensor of shape ``()``.
         upper: upper end of the interval, float64 tensor of shape ``()``.
     """
@@ -37,6 +37,7 @@ def bootstrap_interval(
     seed: int = 0,
     ignore_index: int | None = None,
     validate_args: bool = True,
+    groups: Any = None,
 ) -> BootstrapInterval:
     r"""Confidence interval of the two-way partial AUC by a stratified bootstrap.
 
@@ -44,7 +45,9 @@ def bootstrap_interval(
     the interval runs between the quantiles :math:`(1 \mp c) / 2` of the resamples' values (the percentile interval). It
     covers the error of the finite test set only, not that of training. It can't see what the data do not hold: if the
     curve is perfect, or misses the rectangle, on them, every resample's is too and the interval is a point. With fewer
-    than some 30 examples of a class inside the rectangle, take it as a lower bound of the uncertainty.
+    than some 30 examples of a class inside the rectangle, take it as a lower bound of the uncertainty. Where a patient
+    has several rows, pass ``groups``: a resample then draws groups with all their rows, as many with a positive, and as
+    many without, as there are.
 
     The result is a function of the values and ``seed`` alone: neither the order of the samples nor the device matters.
 
@@ -58,6 +61,7 @@ def bootstrap_interval(
         seed: seed of the draws, in 0 .. 2^63 - 1.
         ignore_index: label of rows to leave out.
         validate_args: check arguments and values.
+        groups: which rows belong together, such as those of a patient: numbers or texts, one each.
 
     Returns:
         ``(estimate, lower, upper)``: float64 tensors of shape ``()``, on the CPU; all nan, with a
@@ -73,25 +77,142 @@ def bootstrap_interval(
         >>> bool(lower < estimate < upper)
         True
     """
+    options = min_tpr, max_fpr, confidence, num_resamples, seed, ignore_index, validate_args, groups
+    return _interval([preds], target, *options)
+
+
+@eager
+def tpauc_difference(
+    preds: Any,
+    other_preds: Any,
+    target: Any,
+    min_tpr: float = 0.5,
+    max_fpr: float | None = 0.5,
+    confidence: float = 0.95,
+    num_resamples: int = 1000,
+    seed: int = 0,
+    ignore_index: int | None = None,
+    validate_args: bool = True,
+    groups: Any = None,
+) -> BootstrapInterval:
+    """By how much the two-way partial AUC of one column of scores exceeds that of another, with an interval.
+
+    Both columns score the same examples, from whatever models they come, and every resample of
+    :func:`bootstrap_interval` is the same for both. So what makes an example hard for both cancels, and the interval is
+    narrower than those of the two areas suggest. It covers the error of the finite test set only: models that differ in
+    nothing but the seed of their training may well be told apart.
+
+    Args:
+        preds: scores ``(N,)`` or ``(N, 1)``, as in :func:`bootstrap_interval`, like all other arguments.
+        other_preds: the scores to compare with, of the same examples.
+        target: labels of the same shape.
+        min_tpr: lower bound of the true positive rate, in [0, 1).
+        max_fpr: upper bound of the false positive rate, in (0, 1]; ``None`` is 1.
+        confidence: share of data sets whose interval is to hold the population's value, in (0, 1).
+        num_resamples: number of resamples, at least 1.
+        seed: seed of the draws, in 0 .. 2^63 - 1.
+        ignore_index: label of rows to leave out.
+        validate_args: check arguments and values.
+        groups: which rows belong together, such as those of a patient.
+
+    Returns:
+        ``(estimate, lower, upper)``: float64 tensors of shape ``()``, on the CPU.
+
+    Raises:
+        ArgumentError: if an argument is out of range.
+
+    Example:
+        >>> target = torch.tensor([1, 1, 1, 1, 0, 0, 0, 0])
+        >>> ours = torch.tensor([0.9, 0.8, 0.7, 0.3, 0.6, 0.5, 0.4, 0.1])
+        >>> tpauc_difference(ours, ours.square(), target).estimate
+        tensor(0., dtype=torch.float64)
+    """
+    options = min_tpr, max_fpr, confidence, num_resamples, seed, ignore_index, validate_args, groups
+    return _interval([preds, other_preds], target, *options)
+
+
+def _interval(
+    columns: list[Any],
+    target: Any,
+    min_tpr: float,
+    max_fpr: float | None,
+    confidence: float,
+    num_resamples: int,
+    seed: int,
+    ignore_index: int | None,
+    validate_args: bool,
+    groups: Any,
+) -> BootstrapInterval:
+    """Of the first column's area, less the second one's."""
     max_fpr = 1.0 if max_fpr is None else max_fpr
     if validate_args:
         min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
         require_range("confidence", confidence, 0.0, 1.0, open_low=True, open_high=True)
         check_count(num_resamples, "num_resamples", 1)
         check_count(seed, "seed", 0)
-    *classes, undefined = ranked_classes(preds, target, ignore_index, validate_args, "two-way partial AUC")
-    if undefined:
+    ranked = [ranked_classes(own, target, ignore_index, validate_args, "two-way partial AUC") for own in columns]
+    if any(undefined for *_, undefined in ranked):
         return BootstrapInterval(*torch.full((3,), math.nan, dtype=torch.float64))
-    # Sorted, so that equal draws mean equal resamples in whatever order the samples came.
-    pos, neg = (scores.cpu().sort().values for scores in classes)
-    generator = torch.Generator().manual_seed(int(seed))
+    num_pos = len(ranked[0][0])
+    scores = [torch.cat([pos.cpu(), neg.cpu()]) for pos, neg, _ in ranked]
+    strata = (torch.arange(len(scores[0])) >= num_pos).long()
+    codes = None
+    if groups is None:  # sorted, so that equal draws mean equal resamples in whatever order the samples came
+        order = torch.arange(len(strata))
+        for key in (*reversed(scores), strata):
+            order = order[key[order].argsort(stable=True)]
+        scores = [own[order] for own in scores]
+    else:
+        labels = as_tensor(target, "target").cpu()
+        codes = as_groups(torch.cat(split_classes(as_groups(groups, labels.numel()), labels)))
 
-    def draw(scores: Tensor) -> Tensor:
-        return scores[torch.randint(scores.shape[0], scores.shape, generator=generator)]
+    def value(rows: Tensor) -> float:
+        positive = rows < num_pos
+        parts = [(own[rows[positive]], own[rows[~positive]]) for own in scores]
+        if not all(len(part) for part in parts[0]):
+            return math.nan
+        areas = [exact_area(*own, min_tpr, max_fpr) for own in parts]
+        return areas[0] - sum(areas[1:])
 
+    resamples = Resamples(strata, codes, int(seed))
     # One at a time: sorting a resample takes less than the dozen passes over it that many at once would share.
-    areas = [exact_area(draw(pos), draw(neg), min_tpr, max_fpr) for _ in range(int(num_resamples))]
-    values = torch.tensor(areas, dtype=torch.float64)
+    values = torch.tensor([value(resamples.draw()) for _ in range(int(num_resamples))], dtype=torch.float64)
     tail = (1.0 - confidence) / 2
-    lower, upper = values.quantile(torch.tensor([tail, 1.0 - tail], dtype=torch.float64))
-    return BootstrapInterval(torch.tensor(exact_area(pos, neg, min_tpr, max_fpr), dtype=torch.float64), lower, upper)
+    lower, upper = values.nanquantile(torch.tensor([tail, 1.0 - tail], dtype=torch.float64))
+    return BootstrapInterval(torch.tensor(value(torch.arange(len(strata))), dtype=torch.float64), lower, upper)
+
+
+class Resamples:
+    """Draws of examples with replacement, in each stratum as many as there are.
+
+    With groups, these are drawn, with all their examples; a group belongs to the first stratum that one of its examples
+    is of.
+
+    Args:
+        strata: the number of each example's stratum, int64 ``(N,)``.
+        groups: the number of each example's group, int64 ``(N,)`` with every number from 0 on, or ``None``.
+        seed: seed of the draws.
+
+    Example:
+        >>> resamples = Resamples(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 1, 2]))
+        >>> resamples.draw().tolist()
+        [0, 1, 3, 3]
+    """
+
+    def __init__(self, strata: Tensor, groups: Tensor | None = None, seed: int = 0) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        self._sizes = None if groups is None else groups.bincount()
+        if groups is not None and self._sizes is not None:
+            self._order, self._ends = groups.argsort(stable=True), self._sizes.cumsum(0)
+            strata = torch.full_like(self._sizes, len(strata)).scatter_reduce(0, groups, strata, "amin")
+        each = [(strata == number).nonzero().squeeze(1) for number in range(int(strata.max()) + 1)]
+        self._units = [own for own in each if len(own)]
+
+    def draw(self) -> Tensor:
+        """The rows of the next resample, stratum by stratum."""
+        drawn = torch.cat([own[torch.randint(len(own), (len(own),), generator=self._generator)] for own in self._units])
+        if self._sizes is None:
+            return drawn
+        sizes = self._sizes[drawn]
+        shift = (self._ends[drawn] - sizes.cumsum(0)).repeat_interleave(sizes)
+        return self._order[shift + torch.arange(len(shift))]

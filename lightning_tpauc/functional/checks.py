@@ -108,6 +108,15 @@ def as_weights(sample_weight: Any, target: Tensor) -> Tensor | None:
     return weights.reshape(target.shape)
 
 
+def as_groups(groups: Any, size: int | None = None) -> Tensor:
+    """The number of each example's group, 0, 1, ... in the order of their names, int64 ``(n,)`` on the CPU."""
+    found = groups.numpy(force=True) if isinstance(groups, Tensor) else np.asarray(groups)
+    if size is not None and found.size != size:
+        msg = f"Expected `groups` to name the group of each of the {size} examples, but got {found.size}."
+        raise ArgumentError(msg)
+    return torch.from_numpy(np.unique(found.reshape(-1), return_inverse=True)[1])
+
+
 def rankable(scores: Tensor) -> Tensor:
     """Detached scores in a dtype that every sort knows, float32, float64 or int64, never narrower than they came."""
     scores = scores.detach()

@@ -403,12 +403,8 @@ def _group_shares(groups: Any, target: Any) -> tuple[Tensor, Tensor] | None:
     """What each positive, and each negative, is of those of its group."""
     if groups is None:
         return None
-    found = groups.numpy(force=True) if isinstance(groups, Tensor) else np.asarray(groups)
     labels = checks.as_tensor(target, "target").cpu()
-    if found.size != labels.numel():
-        msg = f"Expected `groups` to name the group of each of the {labels.numel()} examples, but got {found.size}."
-        raise ArgumentError(msg)
-    codes = split_classes(torch.from_numpy(np.unique(found.reshape(-1), return_inverse=True)[1]), labels)
+    codes = split_classes(checks.as_groups(groups, labels.numel()), labels)
     pos, neg = (1 / own.bincount().double()[own] for own in codes)
     return pos, neg
 

@@ -146,19 +146,19 @@ def evaluation_of(trainer: Trainer) -> Evaluation:
 def _held_out_ratios(module: ScoringModel, scored: Scored) -> list[list[float]]:
     """Of each label, the objective over that of a constant model at each tightness; nan where nobody reads it.
 
-    The advice looks at the loosest one, and the schedule at what the rectangle may still come to: it never widens.
+    The schedule looks at what the rectangle may still come to: it never widens.
     """
     algorithm = module.algorithm
-    if not algorithm.can_shrink_rectangle:
+    if module.training_state.rectangle_schedule is None:
         return []
-    surrogate, shrinks = getattr(algorithm, "surrogate", None) or "hinge", module.training_state.rectangle_schedule
+    surrogate = getattr(algorithm, "surrogate", None) or "hinge"
     found = []
     each = zip(scored.columns(), rectangles_of(module), algorithm.tightness_of_tasks, strict=True)
     for (_, target, seen), asked, reached in each:
         pos, neg = (own.double() for own in split_classes(seen, target))
         ratios = torch.full((len(TIGHTNESS_GRID),), math.nan, dtype=torch.float64, device=pos.device)
         for k, tightness in enumerate(TIGHTNESS_GRID):
-            if k == 0 or (shrinks is not None and k >= bisect_right(TIGHTNESS_GRID, reached) - 1):
+            if k >= bisect_right(TIGHTNESS_GRID, reached) - 1:
                 ratios[k] = objective_ratio(pos, neg, *shrunk_rectangle(*asked, tightness), surrogate)
         found.append(ratios.tolist())
     return found

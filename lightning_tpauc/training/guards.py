@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from statistics import fmean
 from typing import Any, Literal
 
 import torch
@@ -15,7 +14,6 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_tpauc.algorithms import Algorithm
-from lightning_tpauc.algorithms.base import count_in_loss
 from lightning_tpauc.data.examples import names_in
 from lightning_tpauc.distributed import gather_objects, whole, world_size
 from lightning_tpauc.errors import ArgumentError, TPAUCAdvice, TPAUCWarning
@@ -96,44 +94,7 @@ def advise(message: str | None) -> None:
         rank_zero_warn(message, category=TPAUCAdvice)
 
 
-# ---------------------------------------------------------------- advice on how a training goes
-
-#: A model whose loss over all pairs is below this share of l(0), that of a constant model, has learnt something.
-_GOOD = 0.8
-#: Training batches have so large a loss, in units of l(0), only where steps are too long for the inputs.
-_EXPLODED = 3.0
-
-
-class LossWatch:
-    """Warns once in a training if its learning rate is too large."""
-
-    def __init__(self) -> None:
-        self._lowest, self._highest, self._has_warned = math.inf, 0.0, False
-
-    def look(self, module: ScoringModel, *, at_end: bool = False) -> None:
-        """Warn if the learning rate has spoilt a model that had learnt something; at the end also if it never did.
-
-        A model that is good on its training data has learnt them by heart. Its growing scores make a few validation
-        pairs expensive, which is no fault of the learning rate.
-        """
-        algorithm = module.algorithm
-        labels = zip(module.training_state.held_out_ratios, count_in_loss(algorithm.tasks), strict=False)
-        known = [ratios[0] for ratios, counted in labels if counted and not math.isnan(ratios[0])]
-        validated, training = fmean(known) if known else math.nan, math.nan
-        surrogate: Any = getattr(algorithm, "surrogate", None)
-        if surrogate is not None and hasattr(algorithm, "loss_unit"):  # of the hardest negatives; 0: unknown
-            training = float(algorithm.loss_unit.mean() / surrogate.value(torch.zeros(()))) or math.nan
-        constant = validated >= 1.0 and not training < 1.0
-        exploded = at_end and (training >= _EXPLODED or (constant and self._highest >= _EXPLODED))
-        if (exploded or (constant and self._lowest < _GOOD)) and not self._has_warned:
-            self._has_warned = True
-            advise(
-                f"The loss over all pairs is {validated:.2g} times that of a model that gives all the same score, and "
-                f"{training:.2g} times on training batches: the learning rate is too large. Lower the optimizer's "
-                "`lr`, and standardise the inputs."
-            )
-        self._lowest = min(self._lowest, math.inf if math.isnan(validated) else validated)
-        self._highest = max(self._highest, 0.0 if math.isnan(training) else training)
+# ---------------------------------------------------------------- what a training ends with
 
 
 def say_which_weights(module: ScoringModel) -> None:

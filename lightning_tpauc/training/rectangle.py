@@ -174,7 +174,7 @@ def score_next_batches(module: ScoringModel, count: int) -> list[TrainingScores 
         return None
     seen = ScoreMemory(module.algorithm.task_sizes or (0,), whole_stages=False, device=module.device)
     with evaluation_mode(module):
-        for batch in islice(device_batches(module, loader.whole_epoch(count), "Scoring training batches"), count):
+        for batch in device_batches(module, loader.next_batches(count), "Scoring training batches"):
             seen.add(module.joint_scores(batch))
     return seen.of_last_steps()
 

@@ -43,7 +43,6 @@ from lightning_tpauc.training.state import (
     TrainingState,
     agree_on_statistics,
     batch_norm_statistics,
-    recompute_statistics,
 )
 
 #: On an accelerator, the result of a check is read this many steps later, so that the host can run ahead. The number is
@@ -64,7 +63,8 @@ class StageCallback(checkpoint.SavesTraining):
 
     When training starts, it sets the dual variables. At a stage's end the weights and the thresholds become their
     averages over the stage, which are also the next anchors, and the dual weights restart. Validation uses the average
-    of the current stage's iterates, and so does the model after training. STACO1 has one stage, the whole run.
+    of the current stage's iterates, and so does the model after training; running statistics of batch normalisation
+    are averaged as weights are. STACO1 has one stage, the whole run.
 
     The module adds this callback with its defaults if the Trainer has none.
 
@@ -85,9 +85,6 @@ class StageCallback(checkpoint.SavesTraining):
         scores: the training scores that the exact dual variables are solved from: those that are ``"remembered"`` from
             the stage's steps, which cost nothing and are at most a stage old, or those of a ``"forward"`` pass over the
             training set without gradients.
-        batch_norm: what to do with running statistics of batch normalisation when weights are averaged: ``"average"``
-            them like weights, ``"keep"`` the last iterate's, or ``"recompute"`` them by a pass over an epoch, at a
-            stage's end and after training. The default did best in ``benchmarks/batch_norm.py``.
 
     Raises:
         ArgumentError: if an argument is out of range.
@@ -106,7 +103,6 @@ class StageCallback(checkpoint.SavesTraining):
         shrink_rectangle: bool = True,
         keep_best: bool = True,
         scores: Literal["remembered", "forward"] = "remembered",
-        batch_norm: Literal["average", "keep", "recompute"] = "average",
     ) -> None:
         check_count(every_n_epochs, "every_n_epochs", 1)
         if every_n_steps is not None:
@@ -114,11 +110,9 @@ class StageCallback(checkpoint.SavesTraining):
         require_range("growth", growth, 1.0)
         check_choice(scores, "scores", ("remembered", "forward"))
         check_choice(averaging, "averaging", ("polynomial", "uniform"))
-        check_choice(batch_norm, "batch_norm", ("average", "keep", "recompute"))
         self.every_n_epochs, self.every_n_steps, self.growth = every_n_epochs, every_n_steps, growth
-        self.averaging, self.shrink_rectangle, self.keep_best = averaging, shrink_rectangle, keep_best
-        self.scores, self.batch_norm = scores, batch_norm
-        self._losses = guards.LossWatch()
+        self.averaging, self.shrink_rectangle = averaging, shrink_rectangle
+        self.keep_best, self.scores = keep_best, scores
         self._batches_before = 0
 
     def stage_length(self, stage: int, steps_per_epoch: float) -> int:
@@ -177,7 +171,6 @@ class StageCallback(checkpoint.SavesTraining):
         prebuild_ddp_buckets(trainer)
         prepare_schedulers(trainer)
         self._allocate(trainer, module)
-        self._losses = guards.LossWatch()
         guards.look_at_rectangle(module.algorithm, trainer)
         if module.training_state.phase is Phase.LOADED:
             checkpoint.restore(module)
@@ -232,7 +225,7 @@ class StageCallback(checkpoint.SavesTraining):
         if module.algorithm.has_stages:
             average: IterateAverage = state.average
             if average.count >= self.stage_length(average.stage, trainer.num_training_batches):
-                self._end_stage(trainer, module)
+                self._end_stage(module)
         schedule = state.rectangle_schedule
         if schedule is not None and state.batches_seen % schedule.every == 0:
             schedule.move_if_due(module, state.batches_seen, state.memory)
@@ -272,7 +265,6 @@ class StageCallback(checkpoint.SavesTraining):
             step_plateau_schedulers(trainer, state.batches_seen, "validation")
             if state.rectangle_schedule is not None:
                 state.rectangle_schedule.held_out = state.held_out_ratios
-            self._losses.look(module)
             state.note_validation(*validated_areas(trainer.callback_metrics), module.operating_point)
 
     @override
@@ -285,7 +277,6 @@ class StageCallback(checkpoint.SavesTraining):
         module: ScoringModel = pl_module
         state = module.training_state
         self._leave_result(trainer, module)
-        self._losses.look(module, at_end=True)
         if state.rectangle_schedule is not None:
             names = None if module.trained_labels is None else module.trained_labels.names
             state.rectangle_schedule.say_if_held(names, lambda: rectangle.score_next_batches(module, 16))
@@ -303,9 +294,8 @@ class StageCallback(checkpoint.SavesTraining):
     def _leave_result(self, trainer: Trainer, module: ScoringModel) -> None:
         state = module.training_state
         agree_on_statistics(module, state.average)
-        if recomputed := state.finish() and self.batch_norm == "recompute":
-            recompute_statistics(module, trainer)
-        _settle_threshold(module, trainer, rescore=recomputed)
+        state.finish()
+        _settle_threshold(module, trainer)
 
     # ---------------------------------------------------------------- a run's beginning
 
@@ -325,7 +315,7 @@ class StageCallback(checkpoint.SavesTraining):
         state.begin(module, [*parameters, *statistics], checkpoint.describe_run(module, trainer))
         state.average = IterateAverage(
             parameters,
-            statistics if self.batch_norm == "average" and averages else [],
+            statistics if averages else [],
             anchored=algorithm.proximal_coefficient != 0,
             averaged=averages or staged,
             is_solution=averages,
@@ -358,12 +348,10 @@ class StageCallback(checkpoint.SavesTraining):
 
     # ---------------------------------------------------------------- stages
 
-    def _end_stage(self, trainer: Trainer, module: ScoringModel) -> None:
+    def _end_stage(self, module: ScoringModel) -> None:
         state, algorithm = module.training_state, module.algorithm
         agree_on_statistics(module, state.average)
         state.finish_stage(adopt=algorithm.stage_iterate == "average")
-        if self.batch_norm == "recompute":
-            recompute_statistics(module, trainer)
         algorithm.finish_stage()
         scores = None
         if algorithm.needs_scores("restart"):
@@ -488,7 +476,7 @@ def _give_shapes(trainer: Trainer, module: ScoringModel) -> None:
             module.raw_scores(batch.inputs)
 
 
-def _settle_threshold(module: ScoringModel, trainer: Trainer, *, rescore: bool) -> None:
+def _settle_threshold(module: ScoringModel, trainer: Trainer) -> None:
     """Make the operating point that of the weights that training left."""
     best, step = module.training_state.best, module.training_state.batches_seen
     if best is not None and best.weights:
@@ -496,7 +484,7 @@ def _settle_threshold(module: ScoringModel, trainer: Trainer, *, rescore: bool) 
     choosers = [c for c in trainer.callbacks if isinstance(c, DecisionThreshold)]  # type: ignore[attr-defined]
     point = module.operating_point
     if choosers and trainer.enable_validation and trainer.val_dataloaders is not None:
-        if rescore or point is None or point.step != step:  # the last steps were not validated
+        if point is None or point.step != step:  # the last steps were not validated
             choosers[0].choose_again(trainer, module)
         choosers[0].say(module)
 

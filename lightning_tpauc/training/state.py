@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.random import fork_rng
@@ -31,7 +30,6 @@ from lightning_tpauc.distributed import GatheredScores, assign, reshard, whole, 
 from lightning_tpauc.errors import CheckpointError
 from lightning_tpauc.functional.pairwise import common_dtype
 from lightning_tpauc.lightning_fixes.checkpoint_files import plain as plain_value
-from lightning_tpauc.scoring.forward import call_model, device_batches, evaluation_mode
 from lightning_tpauc.scoring.thresholds import OperatingPoint
 from lightning_tpauc.training.rectangle import RectangleSchedule, ScoreMemory, Step
 
@@ -224,35 +222,6 @@ def agree_on_statistics(model: nn.Module, average: IterateAverage | None = None)
         statistic.div_(world)
 
 
-def recompute_statistics(module: LightningModule, trainer: Trainer) -> None:
-    """Estimate the statistics of the current weights as cumulative averages over one epoch of training batches.
-
-    Layers that the user has put into evaluation mode keep theirs.
-    """
-    frozen = [child for child in module.modules() if not child.training] if module.training else []
-    layers = [child for child in module.modules() if isinstance(child, nn.modules.batchnorm._NormBase)]
-    layers = [layer for layer in layers if layer.track_running_stats and layer not in frozen]
-    if not layers:
-        return
-    momenta = [layer.momentum for layer in layers]
-    loader: Any = trainer.train_dataloader
-    # the fit loop's own iteration over the loader must not be disturbed
-    batches = loader.whole_epoch() if hasattr(loader, "whole_epoch") else loader
-    length = int(trainer.num_training_batches) if math.isfinite(trainer.num_training_batches) else None
-    with evaluation_mode(module):  # which puts every layer's mode back
-        module.train()
-        for child in frozen:
-            child.training = False
-        for layer in layers:
-            layer.reset_running_stats()
-            layer.momentum = None  # cumulative moving average
-        for batch in device_batches(module, batches, "Recomputing batch-norm statistics", length):
-            call_model(module, batch.inputs)
-    for layer, momentum in zip(layers, momenta, strict=True):
-        layer.momentum = momentum
-    agree_on_statistics(module)
-
-
 class Phase(Enum):
     """How far the training of a :class:`TrainingState` has come."""
 
@@ -393,13 +362,11 @@ class TrainingState:
             return None
         return average.mean or None
 
-    def show_average(self) -> bool:
-        """Put the average into the model, if the algorithm has one to evaluate; returns whether this call did."""
+    def show_average(self) -> None:
+        """Put the average into the model, if the algorithm has one to evaluate."""
         mean = self.mean_to_publish
-        if mean is None or self.average is None:
-            return False
-        self._replace(self.average.averaged, mean)
-        return True
+        if mean is not None and self.average is not None:
+            self._replace(self.average.averaged, mean)
 
     def restore_last_iterate(self) -> None:
         """Put the last iterate back where the average stands in its place; a training's result stays."""
@@ -408,14 +375,12 @@ class TrainingState:
             self._iterate = None
             reshard(self._model)
 
-    def finish(self) -> bool:
-        """Leave the result in the model, the best weights or the average; returns whether that changed the weights."""
-        changed = self.show_average()
+    def finish(self) -> None:
+        """Leave the result in the model: the best weights, or else the average."""
+        self.show_average()
         if self.best is not None and self.best.weights:
             self._replace(self._tensors, self.best.weights)
-            changed = True
         self.phase = Phase.FINISHED
-        return changed
 
     def _replace(self, targets: list[Tensor], sources: list[Tensor]) -> None:
         if self._iterate is None:
@@ -458,7 +423,7 @@ class TrainingState:
             if [t.shape for t in getattr(average, name)] != [t.shape for t in state["average"][name]]:
                 msg = (
                     "The checkpoint's run kept other anchors and averages: `gamma` was changed between infinity "
-                    "(STACO1) and a number (STACO2), `batch_norm` of StageCallback was, or what is trained. Restore it."
+                    "(STACO1) and a number (STACO2), or what is trained was. Restore it."
                 )
                 raise CheckpointError(msg)
         for name in _PARTS:

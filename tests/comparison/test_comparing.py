@@ -9,7 +9,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import warnings
 import xml.etree.ElementTree as ElementTree
@@ -20,6 +19,8 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import RidgeClassifier
 from sklearn.metrics import roc_auc_score
 
 import lightning_tpauc
@@ -28,6 +29,7 @@ from lightning_tpauc.algorithms import SOTA, STACO, FullBatch
 from lightning_tpauc.cli import main
 from lightning_tpauc.comparison import Method, compare, results, training
 from lightning_tpauc.errors import ArgumentError, DataError, UnsupportedError
+from tests.helpers.launching import finish, start
 from tests.helpers.paths import ROOT
 from tests.helpers.problems import bare_trainer
 from tests.reference.tpauc import naive_tpauc
@@ -334,9 +336,9 @@ training._Recorder.on_validation_end = count
 @both
 def test_a_killed_comparison_goes_on_to_the_same_end(tmp_path, run):
     killed, straight = tmp_path / "killed", tmp_path / "straight"
-    words = [sys.executable, "-c", KILLED.format(run=run.__name__), str(killed)]
-    ended = subprocess.run(words, cwd=ROOT, capture_output=True, check=False)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    process = start(["python", "-c", KILLED.format(run=run.__name__), str(killed)], ROOT)
+    output = finish(process)
+    assert process.returncode == 128 + signal.SIGKILL, output
     assert len(cells(killed)) == 2
     before = {path: path.stat().st_mtime_ns for path in (killed / "cells").glob("*.pt")}
     run(killed, methods=TWO, seeds=2)
@@ -594,6 +596,83 @@ def test_the_page_holds_everything_and_is_well_formed(finished):
     for line in report.text.splitlines():
         if line.startswith(("- ", "STACO against")):
             assert line.removeprefix("- ") in [entry.text for entry in page.iter("li")]
+
+
+# ---------------------------------------------------------------- models from elsewhere
+
+
+def write_scores(path, scores):
+    rows = torch.randperm(len(scores), generator=torch.Generator().manual_seed(0)).tolist()
+    path.write_text("example_id,score\n" + "".join(f"{k},{scores[k]!r}\n" for k in rows))
+    return path
+
+
+def test_classifiers_and_files_stand_in_the_table(tmp_path):
+    forest, linear = RandomForestClassifier(9), RidgeClassifier()
+    (x, y), (new_x, _) = part(0), part(2)
+    theirs = (new_x[:, 0] - new_x[:, 1]).tolist()
+    others = {"forest": forest, "ridge": linear, "theirs": write_scores(tmp_path / "scores.csv", theirs)}
+    report = run(tmp_path / "found", others=others, seeds=2, methods=["cross-entropy", "STACO"])
+    rows = torch.cat([torch.nonzero(y == label) for label in (1, 0)]).squeeze(1)
+    x, y = x[rows].numpy(), y[rows].long().numpy()
+    expected = {"theirs": [theirs] * 2, "ridge": [linear.fit(x, y).decision_function(new_x.numpy())] * 2}
+    expected["forest"] = [
+        RandomForestClassifier(9, random_state=seed).fit(x, y).predict_proba(new_x.numpy())[:, 1] for seed in (0, 1)
+    ]
+    for name, scores in expected.items():
+        of_runs = report.results.runs[name]
+        for own, wanted in zip(of_runs, scores, strict=True):
+            assert own.scores[:, 0].tolist() == pytest.approx(list(wanted))
+        found, ours = report.results.beside[name], report.results.values
+        areas = [float(ours[method][:, 0, 0].mean()) for method in ("STACO", name)]
+        assert found.estimate == pytest.approx(areas[0] - areas[1])
+        assert f"STACO against {name}, TPR >= 0.5, FPR <= 0.5: {report.results.verdict_beside(name)}" in report.text
+    assert set(report.verdicts) == {"STACO", *others}
+
+
+def test_intervals_draw_whole_groups(tmp_path):
+    """Rows that are there eight times count once."""
+    x, y = part(2, count=48)
+    table = {f"x{k}": x[:, k].repeat(8).numpy() for k in range(3)}
+    frame = pd.DataFrame({**table, "label": y.repeat(8).numpy(), "patient": np.tile(np.arange(48), 8)})
+    small = pd.DataFrame({**{f"x{k}": part(0)[0][:, k].numpy() for k in range(3)}, "label": part(0)[1].numpy()})
+    small["patient"] = np.arange(len(small))
+    widths = {}
+    for groups in (None, "patient"):
+        data = PosNegDataModule(
+            small if groups else small.drop(columns="patient"),
+            test_dataset=frame if groups else frame.drop(columns="patient"),
+            val_fraction=0.3, targets="label", groups=groups, num_pos=8, num_neg=16,
+        )  # fmt: skip
+        found = run(tmp_path / str(groups), datamodule=data).results.intervals["STACO"]
+        widths[groups] = found.upper - found.lower
+    assert widths["patient"] > 2 * widths[None]
+
+
+@pytest.mark.parametrize(
+    ("others", "options", "message"),
+    [
+        ({"a": 3}, {}, "`others` to be scikit-learn classifiers, .* 'a': 3"),
+        ({"STACO": RidgeClassifier()}, {}, "named otherwise than the methods cross-entropy, STACO"),
+        (
+            {"a": "no.csv"},
+            {"folds": 2, "datamodule": lambda seed, fold, num_folds: problem()},
+            "where there are `folds`",
+        ),
+        ({"a": "no.csv"}, {}, "'no.csv' is no CSV file with columns"),
+    ],
+)
+def test_other_models_that_cant_be_compared_are_refused(tmp_path, others, options, message):
+    with pytest.raises(ArgumentError, match=message):
+        run(tmp_path, others=others, **{"max_steps": 1, **options})
+
+
+def test_a_file_that_lacks_an_example_is_refused(tmp_path):
+    path = write_scores(tmp_path / "short.csv", [0.5] * 119)
+    with pytest.raises(ArgumentError, match="has scores of 119 examples, but expected `example_id` 0 to 119"):
+        run(tmp_path / "found", others={"theirs": path}, max_steps=1)
+    with pytest.raises(UnsupportedError, match="`others` takes data with one label"):
+        run_labels(tmp_path / "labels", others={"ridge": RidgeClassifier()}, max_steps=1)
 
 
 # ---------------------------------------------------------------- the command

@@ -82,7 +82,6 @@ def test_refused_features():
         (np.array(["x"]), "dtype <U1", "Encode it as numbers"),
         (np.array([(1.0,)], dtype=[("a", "f4")]), "dtype", "Encode it as numbers"),
         (np.ma.array([1.0, 2.0], mask=[0, 1]), "masked entries", "Fill them"),
-        (X.to_sparse(), "layout torch.sparse_coo", "x.to_dense"),
         ([[1.0]], "a list", "torch.tensor"),
     ):
         with pytest.raises(DataError, match=rf"x in `val_dataset` to be a tensor.*{found}.*{remedy}"):

@@ -106,7 +106,6 @@ def test_a_calibration_set_without_the_groups_is_refused_and_a_test_set_has_none
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"calibration_fraction": 0.5, "val_fraction": 0.5}, "add up to 1: nothing is left to train on"),
         ({"calibration_fraction": 0.5, "calibration_dataset": X}, "calibration set has one source"),
         ({"calibration_fraction": 1.5}, r"`calibration_fraction`, to be a number in \(0, 1\), but got 1.5"),
     ],

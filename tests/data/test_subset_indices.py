@@ -32,7 +32,9 @@ MASKS = [
 def test_masks_are_refused_where_positions_are_meant(part, make, mask):
     datamodule = PosNegDataModule(DATA, num_pos=3, num_neg=5)
     setattr(datamodule, f"{part}_dataset", make(Subset(DATA, mask)))
-    with pytest.raises(DataError, match=rf"Subset in `{part}_dataset` has a mask .*Subset\(..., np.flatnonzero"):
+    with pytest.raises(
+        DataError, match=rf"Subset in `{part}_dataset` has a mask as indices, .*Subset\(..., np.flatnonzero"
+    ):
         datamodule.setup()
 
 

@@ -28,6 +28,7 @@ NEEDS = {
     "data": ["pandas", "torch_geometric"],
     "labels": ["pandas"],
     "methods": ["matplotlib"],
+    "scikit-learn": ["pandas"],
     "molecules": ["ogb", "rdkit", "torch_geometric"],
     "raw-csv": ["pandas"],
 }

@@ -1,15 +1,14 @@
 """Each example runs as its first lines say, on the small data that it makes, and what it prints and writes is true."""
 
-import os
 import re
 import runpy
-import subprocess
 import sys
 
 import pytest
 import torch
 
 from lightning_tpauc.functional import two_way_partial_auroc
+from tests.helpers.launching import finish_well, start
 from tests.helpers.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -160,15 +159,43 @@ def test_plain_loop(capsys, monkeypatch):
     before, after = map(float, re.findall(r"TPAUC ([\d.]+)", capsys.readouterr().out))
     assert after > before + 0.2
     saved = torch.load("plain_loop.pt", weights_only=True)
-    assert saved["algorithm"]["num_positives"] == len(saved["algorithm"]["y"])
+    assert 390 < saved["loss"]["border_steps"] <= 400, "a step for each batch that has a positive"
+
+
+@pytest.mark.slow
+def test_hf_trainer_resumes_the_loss_as_well(monkeypatch):
+    for module in ("transformers", "accelerate"):
+        pytest.importorskip(module)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    main = runpy.run_path(str(EXAMPLES / "hf_trainer.py"))["main"]
+    options = {"save_steps": 7, "disable_tqdm": True}
+    straight, resumed = main(epochs=2, folder="straight", **options), main(epochs=2, folder="straight", **options)
+    straight.train()
+    before = {name: value.clone() for name, value in straight.model.state_dict().items()}
+    resumed.train(resume_from_checkpoint="straight/checkpoint-7")
+    for name, value in resumed.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert int(resumed.model.tpauc_loss.border_steps) == 26, "validation is no step"
+
+
+@pytest.mark.slow
+def test_hf_accelerate(capsys, monkeypatch, tmp_cwd):
+    pytest.importorskip("accelerate")
+    run("hf_accelerate.py", monkeypatch=monkeypatch)
+    assert float(re.search(r"TPAUC ([\d.]+) with 1 processes", capsys.readouterr().out)[1]) > 0.3
+    assert (tmp_cwd / "hf_accelerate" / "custom_checkpoint_0.pkl").exists()
+
+
+@pytest.mark.slow
+def test_monai_volumes(capsys):
+    pytest.importorskip("monai")
+    runpy.run_path(str(EXAMPLES / "monai_volumes.py"))["main"]()
+    assert float(re.search(r"TPAUC ([\d.]+)", capsys.readouterr().out)[1]) > 0.3
 
 
 @pytest.mark.slow
 @pytest.mark.ddp
 def test_two_processes(tmp_cwd):
-    command = [sys.executable, str(EXAMPLES / "two_processes.py")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, cwd=tmp_cwd, env=environment, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    (line,) = [line for line in result.stdout.splitlines() if "TPAUC" in line]
+    output = finish_well(start(["python", str(EXAMPLES / "two_processes.py")], tmp_cwd))
+    (line,) = [line for line in output.splitlines() if line.startswith("TPAUC")]
     assert re.fullmatch(r"TPAUC 0\.\d+ with 2 processes", line)

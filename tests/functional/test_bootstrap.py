@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
-from lightning_tpauc.functional.bootstrap import bootstrap_interval
+from lightning_tpauc.functional.bootstrap import bootstrap_interval, tpauc_difference
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 from tests.helpers.tolerances import assert_close
 from tests.reference.tpauc import naive_tpauc, normal_tpauc
@@ -33,6 +33,50 @@ def test_quantiles_equal_those_of_resampled_lists():
     assert torch.equal(estimate, two_way_partial_auroc(scores, target, 0.4, 0.6))
     expected = torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.1, 0.9], dtype=torch.float64))
     assert_close(torch.stack([lower, upper]), expected)
+
+
+@pytest.mark.parametrize("names", [lambda group: group, lambda group: f"patient {group:03}"], ids=["numbers", "texts"])
+def test_groups_are_drawn_with_all_their_rows(names):
+    """Against loops over groups: those with a positive apart from those without, of two columns of scores."""
+    generator = torch.Generator().manual_seed(3)
+    group = torch.randint(25, (120,), generator=generator)
+    target = ((group % 3 == 0) & (torch.rand(120, generator=generator) < 0.6)).long()
+    target[:8] = -1
+    scores = [torch.randn(120, generator=generator, dtype=torch.float64) + weight * target for weight in (1.0, 0.4)]
+    kept = [k for k in range(120) if target[k] >= 0]
+    rows = {g: [k for k in kept if group[k] == g] for g in sorted({int(group[k]) for k in kept})}
+    strata = [[g for g in rows if any(target[k] == 1 for k in rows[g]) == with_positive] for with_positive in (1, 0)]
+    draws, values = torch.Generator().manual_seed(7), []
+    for _ in range(50):
+        drawn = [own[k] for own in strata for k in torch.randint(len(own), (len(own),), generator=draws)]
+        every = [k for g in drawn for k in rows[g]]
+        values.append(
+            [naive_tpauc(*([float(s[k]) for k in every if target[k] == c] for c in (1, 0)), 0.5, 0.5) for s in scores]
+        )
+    options = {
+        "confidence": 0.8,
+        "num_resamples": 50,
+        "seed": 7,
+        "ignore_index": -1,
+        "groups": [names(int(g)) for g in group],
+    }
+    ends, values = torch.tensor([0.1, 0.9], dtype=torch.float64), torch.tensor(values, dtype=torch.float64)
+    area = bootstrap_interval(scores[0], target, **options)
+    assert_close(torch.stack(area[1:]), values[:, 0].quantile(ends))
+    difference = tpauc_difference(*scores, target, **options)
+    assert_close(torch.stack(difference[1:]), (values[:, 0] - values[:, 1]).quantile(ends))
+    areas = [two_way_partial_auroc(own, target, ignore_index=-1) for own in scores]
+    assert_close(difference.estimate, areas[0] - areas[1])
+
+
+def test_a_difference_is_of_the_same_draws_for_both_columns():
+    scores, target = normal_scores(30, 40, seed=1)
+    assert [float(end) for end in tpauc_difference(scores, scores.exp(), target, num_resamples=30)] == [0.0] * 3
+    noisy = scores + 0.1 * normal_scores(30, 40, seed=2, shift=0.0)[0]
+    width = [
+        high - low for _, low, high in (tpauc_difference(scores, noisy, target), bootstrap_interval(scores, target))
+    ]
+    assert width[0] < 0.5 * width[1]
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from lightning_tpauc.training.checkpoint import KEY
 from tests.helpers.paths import ROOT
 from tests.helpers.tensors import flat
 from tests.helpers.tolerances import assert_close
+from tests.helpers.warm import with_warm_path
 
 #: 1,347 digits, a linear model, STACO2 with a stage an epoch; S and B are sums over processes.
 #: A job that is stopped is one of fewer steps: nothing may go by the number of them.
@@ -49,7 +50,7 @@ def start(command, folder, **environment):
     return subprocess.Popen(
         command,
         cwd=folder,
-        env={**keep, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+        env=with_warm_path({**keep, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

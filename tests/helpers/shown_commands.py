@@ -3,13 +3,12 @@
 import os
 import re
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.helpers.launching import free_port
 from tests.helpers.paths import ROOT
+from tests.helpers.warm import with_warm_path
 
 #: What is printed, by the subcommand that says it last.
 _PRINTED = {
@@ -26,11 +25,10 @@ def run_command(command, folder):
     root = re.search(r"--data.root (data/\S+)", command)
     if root and not (folder / root[1]).exists():  # the command would download them
         pytest.skip("the folder of real data sets is not beside the checkout")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     result = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],
         cwd=folder,
-        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "MASTER_PORT": free_port()},
+        env=with_warm_path({**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": free_port()}),
         capture_output=True,
         text=True,
         timeout=300,

@@ -4,7 +4,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import TensorDataset
 
-from lightning_tpauc import PosNegDataModule, StageCallback
+from lightning_tpauc import NegativeStream, PosNegDataModule, StageCallback
 from tests.helpers.flows import Random
 from tests.helpers.problems import make_trainer
 from tests.helpers.resuming import (
@@ -25,6 +25,8 @@ def make_datamodule(stream=None, workers=0, **kwargs):
     x = positives()
     val = TensorDataset(torch.cat([x[:10], -x]), torch.cat([torch.ones(10), torch.zeros(NUM_POS)]))
     stream = Random(dim=DIM) if stream is None else stream
+    if not isinstance(stream, NegativeStream):
+        stream = NegativeStream(stream, num_scored=40)  # of the default number a test would take a minute
     sizes = {"num_pos": 4, "num_neg": 8, "batch_size": 16, "steps_per_epoch": 8, **kwargs}
     return PosNegDataModule(x, val, negatives=stream, num_workers=workers, **sizes)
 

@@ -79,7 +79,6 @@ CASES = {
         "algorithm": "STACO1",
         "net": "batch norm",
         "precision": "64-true",
-        "stages": {"every_n_steps": 5, "batch_norm": "keep"},
         "workers": 1,
         "trainer": {"max_epochs": 3},
         "saved_by": "validation",

@@ -77,7 +77,6 @@ def assert_fits(module, criterion="youden"):
         pytest.param({}, {}, id="the best weights"),
         pytest.param({"keep_best": False}, {}, id="the last average"),
         pytest.param({"keep_best": False}, {"max_steps": 10, "max_epochs": -1}, id="steps that nobody validated"),
-        pytest.param({"batch_norm": "recompute"}, {}, id="statistics of afterwards"),
         pytest.param({}, {"check_val_every_n_epoch": 3}, id="a validation that was left out"),
     ],
 )

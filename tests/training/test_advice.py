@@ -14,7 +14,7 @@ from torch import nn
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.errors import NonFiniteError, TPAUCAdvice
-from lightning_tpauc.training.guards import LossWatch, look_at_rectangle, uneven_columns
+from lightning_tpauc.training.guards import look_at_rectangle, uneven_columns
 from tests.helpers.problems import bare_trainer, noisy_labels
 
 
@@ -63,63 +63,8 @@ def test_a_method_without_a_rectangle_to_train_is_not_judged_by_it():
     assert fit(noisy_labels(400, 4, 0.3), CrossEntropy(), num_pos=2) == []
 
 
-# ---------------------------------------------------------------- how it goes
-
-
-def looked(steps, *, end=False):
-    """What is said of pairs of (validated, training) losses."""
-    algorithm = STACO(0.5, 0.5)
-    algorithm.setup(5)
-    constant = float(algorithm.surrogate.value(torch.zeros(())))
-
-    def look():
-        watch = LossWatch()
-        for validated, training in steps:
-            algorithm.loss_unit.fill_(training * constant)
-            state = SimpleNamespace(held_out_ratios=[[validated, 0.0]])
-            module = SimpleNamespace(algorithm=algorithm, training_state=state)
-            watch.look(module)
-        if end:
-            watch.look(module, at_end=True)
-
-    return said(look)
-
-
-@pytest.mark.parametrize(
-    ("steps", "speaks"),
-    [
-        ([(40.0, 300.0), (2.0, 20.0), (1.0, 1.1)], True),  # the steps have killed the model, which is constant
-        ([(40.0, 300.0), (0.9, 60.0)], True),  # they still jump
-        ([(40.0, 300.0), (0.9, 0.9)], False),  # inputs of large scale that it got used to
-        ([(1.0, 1.0), (1.01, 0.99)], False),  # inputs that say nothing of the labels
-        ([(0.9, 0.9), (0.6, 0.4), (1.4, 1e-3)], False),  # learnt by heart
-    ],
-)
-def test_a_rate_that_never_learnt_anything_is_named_at_the_end(steps, speaks):
-    messages = looked(steps, end=True)
-    assert ["the learning rate is too large" in text for text in messages] == [True] * speaks
-
-
 def test_a_run_that_goes_well_says_nothing():
     assert fit(noisy_labels(400, 4, 0.3)) == []
-
-
-def test_a_rate_that_is_too_large_is_named():
-    class Jump(StageCallback):
-        """Reverses a good model amid the training."""
-
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
-            if pl_module.training_state.batches_seen == 40:
-                with torch.no_grad():
-                    for tensor in (*pl_module.parameters(), *pl_module.training_state.average.mean):
-                        tensor.mul_(-1.0)
-
-    torch.manual_seed(0)
-    module = TPAUCModule(nn.Linear(4, 1), STACO(0.0, 1.0, alpha=0.0), lambda p: torch.optim.SGD(p, lr=0.02))
-    trainer = bare_trainer(max_steps=48, max_epochs=-1, callbacks=[Jump()], val_check_interval=1)
-    data = PosNegDataModule(noisy_labels(400, 4, 0.3), num_pos=16, num_neg=48, val_fraction=0.3)
-    assert any("the learning rate is too large" in text for text in said(lambda: trainer.fit(module, data)))
 
 
 # ---------------------------------------------------------------- columns

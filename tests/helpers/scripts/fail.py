@@ -6,7 +6,9 @@ The other one then waits for it in a collective, or does not react at all.
 from __future__ import annotations
 
 import argparse
+import os
 import time
+from pathlib import Path
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -27,6 +29,7 @@ class Fail(Callback):
             return
         if trainer.global_rank != self.rank:
             if self.others == "stuck":  # as in a collective of a backend that does not notice
+                Path("stuck").write_text(str(os.getpid()))
                 time.sleep(600)
             return
         if self.how == "exception":

@@ -210,7 +210,6 @@ def draw_stages(rng: random.Random) -> dict[str, Any]:
         "keep_best": rng.choice([True, False]),
         "shrink_rectangle": rng.choice([True, False]),
         "scores": rng.choice(["remembered", "forward"]),
-        "batch_norm": rng.choice(["average", "average", "keep", "recompute"]),
     }
 
 
