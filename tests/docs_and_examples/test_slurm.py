@@ -56,7 +56,7 @@ def test_two_machines_and_a_requeued_job(tmp_path, one_process):
             "MASTER_PORT": free_port(),
         }
         frequently = ["--trainer.callbacks.every_n_train_steps", "5"]
-        words = [SCRIPT, config, "--trainer.max_steps", str(steps), *frequently]
+        words = [SCRIPT, config, "--trainer.accelerator=cpu", "--trainer.max_steps", str(steps), *frequently]
         return finish_well(start(words, tmp_path, **job))
 
     submit(15)
