@@ -4,7 +4,6 @@ import ast
 import importlib
 import inspect
 from functools import cache
-from graphlib import CycleError, TopologicalSorter
 from typing import get_origin
 
 from tests.helpers.paths import ROOT
@@ -99,29 +98,6 @@ def wrong_edges(own, node):
 
 def test_imports_go_one_way():
     assert violations(wrong_edges) == {}
-
-
-def import_graph():
-    """Every module with the modules that it imports, at run time or for type checkers."""
-    return {dotted(path): set(own_imports(parse(path))) - {dotted(path)} for path in MODULES}
-
-
-def circle(graph):
-    """A circle of a graph, its first node twice; empty if there is none."""
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        return error.args[1]
-    return []
-
-
-def test_the_import_graph_has_no_circle():
-    graph = import_graph()
-    assert circle(graph) == []
-    rooms = {}
-    for name, others in graph.items():
-        rooms.setdefault(name.split(".")[0], set()).update(other.split(".")[0] for other in others)
-    assert circle({room: others - {room} for room, others in rooms.items()}) == []
 
 
 def test_the_mathematics_does_not_know_lightning():

@@ -29,7 +29,7 @@ from lightning_tpauc.data.examples import (
 from lightning_tpauc.data.loader import EvalLoader, PosNegLoader, training_position
 from lightning_tpauc.data.parts import EvaluatedPart, PreparedData, content_digest, describe
 from lightning_tpauc.data.sampler import SAMPLERS, BatchSampler, BatchSizes, current_world, sampler_of
-from lightning_tpauc.data.seeding import as_seed, say_what_seeds
+from lightning_tpauc.data.seeding import as_seed
 from lightning_tpauc.data.splits import Split, as_fraction, check_sources
 from lightning_tpauc.data.streaming import NegativeStream, ScoredStream, StreamCursor, StreamedLoader
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
@@ -244,7 +244,6 @@ class PosNegDataModule(LightningDataModule):
             message = self.batch_sampler().cap_message(current_world().size, asked=self.num_pos is not None)
             if message is not None:
                 rank_zero_warn(message, category=TPAUCWarning)
-            say_what_seeds(self.seed, self.split_seed)
         # or by loaders of a subclass's own
         validates = self._prepared.has("val") or type(self).val_dataloader is not PosNegDataModule.val_dataloader
         if stage == "fit" and self.trainer is not None and not validates:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import operator
-import os
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,7 +18,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from numpy.typing import NDArray
 
 from lightning_tpauc.errors import ArgumentError
@@ -140,17 +138,6 @@ def as_seed(seed: Any, name: str, bits: int = 64) -> int:
         msg = f"Expected `{name}` to be a whole number in 0 .. 2**{bits} - 1, but got {seed!r}."
         raise ArgumentError(msg)
     return int(seed)
-
-
-def say_what_seeds(seed: int, split_seed: int) -> None:
-    """Tell users of Lightning's ``seed_everything`` that it changes neither the order nor the split."""
-    # A resumed run and a later test must see the same order and split, whether or not their scripts call it.
-    everything = os.environ.get("PL_GLOBAL_SEED", "0")
-    if everything != "0" and (seed, split_seed) == (0, 0):
-        rank_zero_info(
-            f"seed_everything({everything}) sets initial weights, but the order of the batches and the split follow "
-            "`seed=0` and `split_seed=0` of the data module. Pass other values there for runs that are to differ."
-        )
 
 
 class _Generator(NamedTuple):

@@ -27,8 +27,6 @@ _STRATEGY = (
     "it hides or flattens the parameters, which the average of the weights needs. Use 'ddp', or "
     "ModelParallelStrategy (FSDP2) for sharded parameters."
 )
-#: Below it a number is 0 in float16.
-_LEAST_FLOAT16 = 6e-8
 
 #: Callbacks, when they are refused (in every run, while fitting, or where weights are averaged), and why.
 _CALLBACKS: tuple[tuple[Any, str, str], ...] = (
@@ -107,18 +105,6 @@ def _reasons(trainer: Trainer, callback: Callback) -> list[str]:
             "`every_n_epochs`."
         )
     return reasons
-
-
-def refuse_vanishing_eps(trainer: Trainer) -> None:
-    """Raise :class:`UnsupportedError` if float16 weights would be divided by 0."""
-    optimizer = trainer.optimizers[0]
-    small = [eps for group in optimizer.param_groups if 0 < (eps := group.get("eps") or 0.0) < _LEAST_FLOAT16]
-    if trainer.precision == "16-true" and small:
-        msg = (
-            f"Trainer(precision='16-true') can't work here: `eps={small[0]:g}` of {type(optimizer).__name__} is 0 in "
-            "float16. Pass `eps=1e-4`, or train with '16-mixed' or 'bf16-true'."
-        )
-        raise UnsupportedError(msg)
 
 
 def refuse_wrong_mode(follower: Any) -> None:

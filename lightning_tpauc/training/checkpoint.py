@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.fabric.utilities.data import AttributeDict
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.core.mixins import hparams_mixin
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset
-from typing_extensions import override
 
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.data.datamodule import SAMPLING_ARGUMENTS
@@ -50,20 +49,6 @@ _POINTS = (-2.0, -0.7, -0.1, 0.0, 0.3, 1.0)
 _ANEW = "Pass the checkpoint as `init_from` to start a new run from its weights."
 
 # ---------------------------------------------------------------- saving
-
-
-class SavesTraining(Callback):
-    """The hooks that save a training and load it; :class:`~lightning_tpauc.StageCallback` has them."""
-
-    @override
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Save the training; the module's hook does so where callbacks are not asked, with weights alone."""
-        save(pl_module, checkpoint, trainer)
-
-    @override
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Read the training, even where the module's own hook does not call ours."""
-        prepare_loading(pl_module, checkpoint)
 
 
 def save(module: ScoringModel, checkpoint: dict[str, Any], trainer: Trainer | None = None) -> None:
@@ -366,19 +351,17 @@ def restore_random_states(states: list[dict[str, Any]]) -> None:
         state = states[rank()]
         torch.set_rng_state(state["torch"])
         random.setstate(state["python"])
-        kind, keys, *rest = state["numpy"]
-        np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+        np.random.set_state(state["numpy"])
         if state["cuda"] is not None and torch.cuda.is_available():
             torch.cuda.set_rng_state(state["cuda"])
 
 
 def own_random_state() -> dict[str, Any]:
     """The state of this rank's generators: torch's, Python's, NumPy's and that of its CUDA device."""
-    kind, keys, *rest = np.random.get_state()
     return {
         "torch": torch.get_rng_state(),
         "python": random.getstate(),
-        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
+        "numpy": np.random.get_state(legacy=False),
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
     }
 

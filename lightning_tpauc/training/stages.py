@@ -24,16 +24,17 @@ from typing_extensions import override
 
 from lightning_tpauc.data.batch import check_training_batch
 from lightning_tpauc.data.examples import learnt_layout, names_in
-from lightning_tpauc.distributed import destroy_group_at_exit, prebuild_ddp_buckets, reshard
+from lightning_tpauc.distributed import prebuild_ddp_buckets, reshard
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, UnsupportedError
 from lightning_tpauc.functional.checks import check_choice, check_count, require_range
 from lightning_tpauc.lightning_fixes.checkpoint_files import load_weights
-from lightning_tpauc.lightning_fixes.unsupported import log_replicated, refuse_vanishing_eps
+from lightning_tpauc.lightning_fixes.unsupported import log_replicated
 from lightning_tpauc.metrics.reporting import validated_areas
 from lightning_tpauc.scoring.evaluation import Evaluation, evaluation_of
 from lightning_tpauc.scoring.forward import ScoringModel, device_batches, evaluation_mode
 from lightning_tpauc.scoring.thresholds import DecisionThreshold, DefaultThreshold
-from lightning_tpauc.training import checkpoint, guards, rectangle
+from lightning_tpauc.training import checkpoint as saved_training
+from lightning_tpauc.training import guards, rectangle
 from lightning_tpauc.training.optimizer import begin_warmup, prepare_schedulers, step_plateau_schedulers
 from lightning_tpauc.training.state import (
     BestWeights,
@@ -58,7 +59,7 @@ _DECAY = 8.0
 _CHANGERS = (BaseFinetuning, ModelPruning)
 
 
-class StageCallback(checkpoint.SavesTraining):
+class StageCallback(Callback):
     r"""Runs the stages of STACO2 and the average of STACO1.
 
     When training starts, it sets the dual variables. At a stage's end the weights and the thresholds become their
@@ -133,12 +134,7 @@ class StageCallback(checkpoint.SavesTraining):
     @override
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__
-        stages = [type(callback).__name__ for callback in callbacks if isinstance(callback, StageCallback)]
-        if len(stages) > 1:
-            msg = f"The Trainer has {' and '.join(stages)}: each would start and end all stages. Keep one of them."
-            raise UnsupportedError(msg)
         trainer.callbacks = in_order(callbacks)  # type: ignore[attr-defined]
-        destroy_group_at_exit()
         if stage != TrainerFn.FITTING:
             guards.require_agreement(lambda: guards.shared_settings(trainer, pl_module, {}))
 
@@ -147,18 +143,17 @@ class StageCallback(checkpoint.SavesTraining):
         module: ScoringModel = pl_module
         state, evaluation = module.training_state, evaluation_of(trainer)
         _require_one_optimizer(trainer)
-        refuse_vanishing_eps(trainer)
         settings = {name: getattr(self, name) for name in inspect.signature(StageCallback).parameters}
         guards.require_agreement(lambda: guards.shared_settings(trainer, module, settings))
-        checkpoint.check_savable(trainer)
-        checkpoint.offer_hyperparameters(trainer, module)
+        saved_training.check_savable(trainer)
+        saved_training.offer_hyperparameters(trainer, module)
         first, state.has_started, state.loss_was_logged = not state.has_started, True, False
         if state.phase is Phase.LOADED:
             return
         if module.init_from is not None and first:
             written = load_weights(module, module.init_from)
-            if names_in(written.get(checkpoint.INPUTS), "columns"):  # the weights belong to these
-                module.input_layout = written[checkpoint.INPUTS]
+            if names_in(written.get(saved_training.INPUTS), "columns"):  # the weights belong to these
+                module.input_layout = written[saved_training.INPUTS]
             state.note_weights_from_file()
         module.operating_point = None
         evaluation.start.prepare(trainer, is_trained=state.is_trained or state.average is not None)
@@ -173,7 +168,7 @@ class StageCallback(checkpoint.SavesTraining):
         self._allocate(trainer, module)
         guards.look_at_rectangle(module.algorithm, trainer)
         if module.training_state.phase is Phase.LOADED:
-            checkpoint.restore(module)
+            saved_training.restore(module)
         else:
             self._start(trainer, module)
 
@@ -268,6 +263,16 @@ class StageCallback(checkpoint.SavesTraining):
             state.note_validation(*validated_areas(trainer.callback_metrics), module.operating_point)
 
     @override
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Save the training; the module's hook does so where callbacks are not asked, with weights alone."""
+        saved_training.save(pl_module, checkpoint, trainer)
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Read the training, even where the module's own hook does not call ours."""
+        saved_training.prepare_loading(pl_module, checkpoint)
+
+    @override
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         state: TrainingState = pl_module.training_state
         state.restore_last_iterate()
@@ -288,7 +293,7 @@ class StageCallback(checkpoint.SavesTraining):
         module: ScoringModel = pl_module
         if module.training_state.phase is Phase.LOADED:
             self._allocate(trainer, module)
-            checkpoint.restore(module)
+            saved_training.restore(module)
             self._leave_result(trainer, module)
 
     def _leave_result(self, trainer: Trainer, module: ScoringModel) -> None:
@@ -312,7 +317,7 @@ class StageCallback(checkpoint.SavesTraining):
         statistics = [statistic for _, statistic in batch_norm_statistics(module)]
         averages, staged, needed = algorithm.averages_iterates, algorithm.has_stages, algorithm.needs_previous
         state: TrainingState = module.training_state
-        state.begin(module, [*parameters, *statistics], checkpoint.describe_run(module, trainer))
+        state.begin(module, [*parameters, *statistics], saved_training.describe_run(module, trainer))
         state.average = IterateAverage(
             parameters,
             statistics if averages else [],

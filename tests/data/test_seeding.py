@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from lightning_tpauc.data.seeding import ItemReader, permute, random_keys, say_what_seeds, seeded_items
+from lightning_tpauc.data.seeding import ItemReader, permute, random_keys, seeded_items
 from tests.helpers.items import draw
 
 # both sides of the switch between sorting and the Feistel network, squares, primes, powers of two
@@ -87,17 +87,6 @@ def test_depends_on_seed_step_and_row_only():
     assert drawn(0, 3, 7) == reference
     for other in (drawn(1, 3, 7), drawn(0, 4, 7), drawn(0, 3, 8), drawn(0, 7, 3), drawn(3, 0, 7)):
         assert not set(other) & set(reference)
-
-
-def test_seed_everything_says_what_it_does_not_seed(monkeypatch, caplog):
-    for everything, seeds, said in ((None, (0, 0), 0), ("0", (0, 0), 0), ("7", (7, 0), 0), ("7", (0, 0), 1)):
-        caplog.clear()
-        monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
-        if everything is not None:
-            monkeypatch.setenv("PL_GLOBAL_SEED", everything)
-        with caplog.at_level("INFO"):
-            say_what_seeds(*seeds)
-        assert len(caplog.records) == said
 
 
 @pytest.mark.parametrize("draws", ["random", "numpy", "torch", "all", "none"])

@@ -8,7 +8,6 @@ import pytest
 import torch
 from lightning.fabric.utilities.spike import TrainingSpikeException
 from lightning.pytorch import seed_everything
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_tpauc import DigitsDataModule, TPAUCModule
@@ -19,10 +18,6 @@ from tests.helpers.problems import bare_trainer
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("tmp_cwd")]
 
 EPOCHS = 3
-
-
-class StopError(Exception):
-    pass
 
 
 def train(*callbacks, **options):
@@ -91,22 +86,6 @@ def test_bars_and_summaries(kind, weights, capsys, caplog):
         trainer, module = train(shown, summary(), enable_progress_bar=True, enable_model_summary=True)
     assert "val/tpauc" in shown.get_metrics(trainer, module)
     assert "65" in capsys.readouterr().out + caplog.text, "parameters of the linear model"
-    assert torch.equal(module.backbone.weight, weights)
-
-
-def test_a_checkpoint_on_an_exception_is_one_to_resume_from(weights):
-    class Fail(Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            if trainer.global_step == 4:
-                raise StopError
-
-    saver = shipped.OnExceptionCheckpoint(".", filename="broken")
-    with pytest.raises(StopError):
-        train(saver, Fail(), enable_checkpointing=True)
-    seed_everything(1, verbose=False)
-    module = TPAUCModule(torch.nn.Linear(64, 1), STACO(min_tpr=0.5, max_fpr=0.5))
-    data = DigitsDataModule(val_fraction=0.25, num_pos=32, num_neg=96)
-    bare_trainer(max_epochs=EPOCHS).fit(module, data, ckpt_path="broken.ckpt")
     assert torch.equal(module.backbone.weight, weights)
 
 

@@ -65,40 +65,6 @@ def test_options_of_ddp(tmp_path):
         assert_close(other["weights"]["backbone.weight"], single["weights"]["backbone.weight"], "trajectory64")
 
 
-#: Rank 0 ends while a collective is under way that the other rank never joins. Its last exit handler holds the
-#: interpreter's lock for seconds, so that the collective's tensor is freed when the interpreter shuts down.
-ENDING = """
-import atexit
-atexit.register(sum, range(10**8))  # before any other, so that it is called last
-import time
-import torch, torch.distributed as dist
-from lightning.pytorch import Trainer
-from lightning_tpauc import DigitsDataModule, TPAUCModule
-from lightning_tpauc.models import Linear
-
-trainer = Trainer(strategy="ddp", accelerator="cpu", devices=2, max_steps=1, logger=False, enable_checkpointing=False)
-trainer.validate(TPAUCModule(Linear(64)), DigitsDataModule(num_pos=4, num_neg=4, val_fraction=0.25))
-if dist.get_rank() == 0:
-    dist.broadcast(torch.ones(1), src=1, async_op=True)
-else:
-    time.sleep(60)
-"""
-
-
-def test_a_process_ends_well_while_a_collective_is_under_way(tmp_path):
-    """Gloo's thread would abort it, and waiting for a rank that is gone would keep it for half an hour."""
-    (tmp_path / "ending.py").write_text(ENDING)
-    shared = {"NODE_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    ranks = [start(["python", "ending.py"], tmp_path, LOCAL_RANK=str(rank), **shared) for rank in range(2)]
-    try:
-        output = finish(ranks[0], timeout=55)
-        assert ranks[0].returncode == 0, output
-    finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
-
-
 # ---------------------------------------------------------------- sharded parameters
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lightning_tpauc.models import CNN3D, GIN, MLP, Linear, ResNet3D
+from tests.helpers.fitting import assert_all_gradients_flow
 from tests.helpers.tolerances import assert_close
 from tests.models.test_gin import batch_of, needs_graph, random_graphs
 
@@ -17,8 +18,14 @@ MODELS = [
     pytest.param(lambda **kw: MLP(5, (7,), batch_norm=True, **kw), lambda _: torch.randn(6, 5), id="MLP"),
     pytest.param(lambda **kw: CNN3D(channels=(3, 4), **kw), lambda _: torch.randn(VOLUMES), id="CNN3D"),
     pytest.param(lambda **kw: GIN(8, 2, **kw), lambda g: batch_of(random_graphs(5, g)), id="GIN", marks=needs_graph),
-    pytest.param(lambda **kw: ResNet3D(**kw), lambda _: torch.randn(VOLUMES), id="ResNet3D", marks=needs_medical),
 ]
+LARGE = pytest.param(lambda **kw: ResNet3D(**kw), lambda _: torch.randn(VOLUMES), id="ResNet3D", marks=needs_medical)
+
+
+@pytest.mark.parametrize(("make", "draw"), [*MODELS, LARGE])
+def test_every_weight_gets_a_gradient(make, draw):
+    torch.manual_seed(0)
+    assert_all_gradients_flow(make(), draw(torch.Generator().manual_seed(0)))
 
 
 @pytest.mark.parametrize(("make", "draw"), MODELS)

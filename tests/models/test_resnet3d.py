@@ -4,15 +4,9 @@ import pytest
 import torch
 
 from lightning_tpauc.models import ResNet3D
-from tests.helpers.fitting import assert_all_gradients_flow, count_parameters
+from tests.helpers.fitting import count_parameters
 
 needs_torchvision = pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is not installed")
-
-
-@pytest.fixture(scope="module")
-def model():
-    torch.manual_seed(0)
-    return ResNet3D()
 
 
 @needs_torchvision
@@ -32,16 +26,12 @@ def test_stages_work_at_the_documented_sizes(stem_stride, size, stages):
 
 
 @needs_torchvision
-def test_number_of_parameters(model):
+def test_number_of_parameters():
     def block(a, b):
         shortcut = a * b + 2 * b if a != b else 0
         return 27 * (a * b + b * b) + 4 * b + shortcut
 
     widths = [(64, 64), (64, 64), (64, 128), (128, 128), (128, 256), (256, 256), (256, 512), (512, 512)]
+    with torch.device("meta"):
+        model = ResNet3D()
     assert count_parameters(model) == 27 * 64 + 2 * 64 + sum(block(a, b) for a, b in widths) + 513
-
-
-@needs_torchvision
-def test_gradients_flow(model):
-    volumes = torch.rand(4, 1, 8, 8, 8, generator=torch.Generator().manual_seed(0))
-    assert_all_gradients_flow(model, volumes)

@@ -7,7 +7,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_tpauc import StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
-from lightning_tpauc.errors import UnsupportedError
 from tests.helpers.problems import NUM_POS, LinearScore, eval_loader, loader, make_batches, make_trainer
 from tests.helpers.tolerances import assert_close
 from tests.reference.averages import polynomial_mean
@@ -97,15 +96,3 @@ def test_a_validation_that_fails_leaves_the_last_iterate():
     assert torch.equal(weight(module), watch.after[-1])
     make_trainer(callbacks=[stages]).validate(module, eval_loader(), verbose=False)
     assert torch.equal(weight(module), watch.after[-1])
-
-
-# ---------------------------------------------------------------- two of them
-
-
-class Own(StageCallback):
-    pass
-
-
-def test_two_stage_callbacks_are_refused():
-    with pytest.raises(UnsupportedError, match="The Trainer has StageCallback and Own: each would start"):
-        fit(make_module(), StageCallback(), Own())

@@ -2,24 +2,19 @@
 
 import io
 import random
-from functools import cache
 from itertools import count
 
-import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_svmlight_file
 from torch import nn
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO, TrainingScores
-from lightning_tpauc.algorithms.base import shrunk_rectangle
 from lightning_tpauc.distributed import GatheredScores
-from lightning_tpauc.functional import TaskMasks, objective_ratio
-from lightning_tpauc.training.rectangle import RectangleSchedule, ScoreMemory, score_next_batches
+from lightning_tpauc.functional import TaskMasks
+from lightning_tpauc.training.rectangle import ScoreMemory, score_next_batches
 from lightning_tpauc.training.state import read, written
-from tests.helpers.paths import ROOT
-from tests.helpers.problems import bare_trainer, make_trainer
+from tests.helpers.problems import make_trainer
 
 RECENT = 16
 
@@ -130,87 +125,6 @@ def test_without_stages_nothing_is_kept_but_the_last_steps():
 
 
 # ---------------------------------------------------------------- what steers the rectangle
-
-
-def svmlight(path, columns):
-    file = ROOT.parent / "shared" / "data" / path
-    if not file.is_file():
-        pytest.skip(f"{file} is missing")
-    x, y = load_svmlight_file(str(file), n_features=columns)
-    x = x.toarray()
-    return ((x - x.mean(0)) / x.std(0).clip(1e-3)).astype("float32"), y > 0
-
-
-def made():
-    """12 columns and 3,542 negatives; two of three directions are noise."""
-    generator = np.random.default_rng(0)
-    x = generator.normal(size=(3900, 12))
-    value = x[:, 0] + 0.5 * x[:, 1] * x[:, 2] + 1.2 * generator.normal(size=3900)
-    return x.astype("float32"), value > np.sort(value)[3541]
-
-
-DATA = {
-    "ijcnn1": (lambda: svmlight("ijcnn1/ijcnn1.bz2", 22), (0.8, 0.2), lambda d: nn.Linear(d, 1)),
-    "adult": (lambda: svmlight("adult/adult.trn.bz2", 123), (0.7, 0.3), lambda d: nn.Linear(d, 1)),
-    "made": (made, (0.8, 0.1), lambda d: nn.Sequential(nn.Linear(d, 32), nn.ReLU(), nn.Linear(32, 1))),
-}
-
-
-@cache
-def training_set(name):
-    x, y = DATA[name][0]()
-    return torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y).long()
-
-
-class Passes(RectangleSchedule):
-    """Beside each decision, the ratio of a pass over the whole training set."""
-
-    seen = None
-
-    def move(self, progress, scores, measure=lambda: None):
-        fresh = []
-
-        def measured():
-            fresh.append(measure())
-            return fresh[0]
-
-        before = self.algorithm.tightness
-        super().move(progress, scores, measured)
-        candidate = min(progress, before + 0.1)
-        if before < 1.0:
-            pos, neg = self.whole_pass()
-            rectangle = shrunk_rectangle(*self.algorithm.asked_rectangles[0], candidate)
-            true = float(objective_ratio(pos, neg, *rectangle, self.algorithm.surrogate))
-            self.seen.append((true, self._both_ratios(candidate, (fresh or [scores])[0], 0)[0], bool(fresh)))
-
-
-@pytest.mark.parametrize("name", DATA)
-def test_the_rectangle_goes_by_what_a_forward_pass_gives(name, monkeypatch, caplog):
-    x, y = training_set(name)
-    rectangle, make = DATA[name][1:]
-    torch.manual_seed(0)
-    module = TPAUCModule(make(x.shape[1]), STACO(*rectangle))
-
-    def whole_pass():
-        with torch.no_grad():
-            scores = module(x)[:, 0]
-        return scores[y == 1], scores[y == 0]
-
-    Passes.whole_pass, Passes.seen = staticmethod(whole_pass), []
-    monkeypatch.setattr("lightning_tpauc.training.rectangle.RectangleSchedule", Passes)
-    with caplog.at_level("INFO"):
-        bare_trainer(max_steps=400, max_epochs=-1).fit(module, PosNegDataModule((x, y)))
-    near = [(true, used) for true, used, measured in Passes.seen if measured]
-    assert len(near) >= 3
-    for true, used in near:
-        assert used == pytest.approx(true, rel=0.1)
-    # where scores of the last steps decide they are right, or hold the rectangle until the next forward pass
-    for true, used, _ in Passes.seen:
-        assert (true < 0.85) == (used < 0.85) or used == pytest.approx(true, rel=0.1)
-    if module.algorithm.tightness < 1.0 and "Then the run ended" not in caplog.text:
-        true = objective_ratio(*whole_pass(), *rectangle, module.algorithm.surrogate)
-        said = int(caplog.text.partition("gives all the same score, is ")[2].partition("%")[0]) / 100
-        assert said == pytest.approx(float(true), rel=0.1)
 
 
 def test_the_next_batches_are_scored_and_the_training_goes_on_as_if_they_were_not():

@@ -1,14 +1,10 @@
 """Methods that see every batch under two sets of weights, and AUCM with its last iterate, through the Trainer."""
 
-import math
-
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 
-from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
+from lightning_tpauc import TPAUCModule
 from lightning_tpauc.algorithms.aucm import AUCM
 from lightning_tpauc.algorithms.baselines import CrossEntropy
 from lightning_tpauc.algorithms.pauci import PAUCI
@@ -28,7 +24,6 @@ from tests.helpers.problems import (
     paper_stages,
 )
 from tests.helpers.ranks import fit as fit_ranks
-from tests.helpers.resuming import Crash, CrashError, make_problem
 from tests.helpers.tolerances import assert_close
 from tests.reference import aucm, pauci, sonx
 
@@ -116,76 +111,6 @@ def test_second_pass_leaves_running_statistics_and_random_numbers_alone():
         assert torch.equal(a, b)
     assert torch.equal(once[1], twice[1])
     assert int(once[0][2]) == 6  # num_batches_tracked
-
-
-class OverflowAt(LinearScore):
-    """A step whose gradients exceed half precision, as far as a gradient scaler can tell."""
-
-    def __init__(self, passes):
-        super().__init__()
-        self.passes, self.calls = passes, 0
-
-    def forward(self, inputs):
-        self.calls += 1
-        scores = super().forward(inputs)
-        if self.calls in self.passes:
-            scores.register_hook(lambda g: g * math.inf)
-        return scores
-
-
-@pytest.mark.parametrize("algorithm", [lambda: SONX(gamma=0.1), PAUCI], ids=["SONX", "PAUCI"])
-def test_step_skipped_by_a_gradient_scaler_leaves_no_trace(algorithm):
-    batches, _ = make_batches(6, dtype=torch.float32)
-
-    def run(batches, passes=()):
-        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=10**6)
-        plugin = MixedPrecision("16-mixed", "cpu", scaler=scaler)
-        return fit(
-            algorithm(), sgd(0.1), batches, net=OverflowAt(passes), score_activation="sigmoid",
-            trainer={"plugins": [plugin], "precision": None},
-        )  # fmt: skip
-
-    # Passes 1 | 2 3 | 4 5 | 6 7: the seventh belongs to the fourth batch, which is then as good as absent.
-    skipped = run(batches, passes=(7,))
-    straight = run([*batches[:3], *batches[4:]])
-    assert torch.equal(skipped.backbone.weight, straight.backbone.weight)
-    for ours, theirs in zip(
-        skipped.training_state.previous.weights + skipped.training_state.previous.estimates,
-        straight.training_state.previous.weights + straight.training_state.previous.estimates,
-        strict=True,
-    ):
-        assert torch.equal(ours, theirs)
-    for name, value in straight.algorithm.state_dict().items():
-        assert torch.equal(torch.as_tensor(skipped.algorithm.state_dict()[name]), torch.as_tensor(value)), name
-
-
-@pytest.mark.parametrize(
-    "algorithm", [lambda: SONX(gamma=0.1), PAUCI, lambda: AUCM(gamma=5.0)], ids=["SONX", "PAUCI", "AUCM"]
-)
-def test_resumed_equals_unbroken(tmp_path, algorithm):
-    def run(folder, crash=None, ckpt=None):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
-        module = TPAUCModule(net, algorithm(), sgd(0.05, momentum=0.5), score_activation="sigmoid")
-        saver = ModelCheckpoint(folder, save_last=True, every_n_train_steps=3)
-        callbacks = [StageCallback(every_n_steps=5), saver, *([Crash(crash)] if crash else [])]
-        trainer = make_trainer(precision="32-true", callbacks=callbacks, enable_checkpointing=True, max_epochs=3)
-        try:
-            trainer.fit(module, PosNegDataModule(make_problem(), num_pos=4, num_neg=8), ckpt_path=ckpt)
-        except CrashError:
-            assert crash
-        return module
-
-    straight = run(tmp_path / "a")
-    run(tmp_path / "b", crash=14)
-    resumed = run(tmp_path / "b", ckpt=tmp_path / "b" / "last.ckpt")
-    for name, value in straight.state_dict().items():
-        assert torch.equal(resumed.state_dict()[name], value), name
-    ours, theirs = resumed.training_state.previous, straight.training_state.previous
-    for a, b in zip(ours.weights + ours.estimates, theirs.weights + theirs.estimates, strict=True):
-        assert torch.equal(a, b)
-    for name, value in straight.algorithm.state_dict().items():
-        assert torch.equal(torch.as_tensor(resumed.algorithm.state_dict()[name]), torch.as_tensor(value)), name
 
 
 @pytest.mark.ddp
