@@ -11,21 +11,10 @@ from lightning_tpauc.errors import MissingExtraError
 
 
 def import_extra(module: str, extra: str) -> Any:
-    """Import a module of an optional dependency when it is first needed.
-
-    Args:
-        module: dotted name of the module, for example ``"torch_geometric.nn"``.
-        extra: the extra of this package that installs it: ``"graph"``, ``"medical"`` or ``"plot"``.
-
-    Returns:
-        The module.
+    """Import a module of an optional dependency when it is first needed; ``extra`` is ours that installs it.
 
     Raises:
         MissingExtraError: the module can't be imported; the message names the pip command.
-
-    Example:
-        >>> import_extra("math", "plot").sqrt(4.0)
-        2.0
     """
     try:
         with warnings.catch_warnings():

@@ -21,21 +21,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
     It lies beside ``path`` under a name of its own, so that processes that write the same file do not write into each
     other's: the last one to finish stays. After an error nothing is left of it, and nothing has changed. What killed
-    processes left is removed an hour later, by whoever writes the same file next.
-
-    Args:
-        path: the file to make or to replace. Its folder is made if need be.
-
-    Yields:
-        A binary file, open for writing.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "numbers.txt"
-        >>> with replacing(path) as file:
-        ...     _ = file.write(b"1 2 3")
-        >>> path.read_text(), len(list(path.parent.iterdir()))
-        ('1 2 3', 1)
+    processes left is removed an hour later, by whoever writes the same file next. The folder is made if need be.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # The name must not hold that of the target, or Lightning would take it for a checkpoint.

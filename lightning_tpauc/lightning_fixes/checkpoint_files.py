@@ -43,13 +43,6 @@ def make_plain(checkpoint: dict[str, Any]) -> None:
 
     Raises:
         CheckpointError: if an entry has no plain equivalent; the message names it.
-
-    Example:
-        >>> from pathlib import PurePosixPath
-        >>> checkpoint = {"callbacks": {"Mine": {"best": np.float64(0.5), "file": PurePosixPath("a/b")}}}
-        >>> make_plain(checkpoint)
-        >>> checkpoint
-        {'callbacks': {'Mine': {'best': 0.5, 'file': 'a/b'}}}
     """
     checkpoint.pop("hparams_type", None)  # the class of configurations of omegaconf, which are saved as dictionaries
     for name in list(checkpoint):
@@ -109,14 +102,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     ``last.ckpt`` in place of the previous one. The module replaces Lightning's default plugin by this one, and no
     other. Object stores never show a file before it is complete, so these files are written as Lightning does. What
     could not be read back is refused; see :func:`make_plain`.
-
-    Example:
-        >>> import tempfile
-        >>> io = AtomicCheckpointIO()
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     io.save_checkpoint({"state_dict": {}, "pytorch-lightning_version": "2.6"}, f"{folder}/last.ckpt")
-        ...     io.load_checkpoint(f"{folder}/last.ckpt")["state_dict"]
-        {}
     """
 
     @override
@@ -276,12 +261,7 @@ def load_state(module: nn.Module, load: Callable[[], Any]) -> Any:
 
 
 def own_names(module: nn.Module, state: dict[str, T]) -> dict[str, T]:
-    """Rename the entries of a ``state_dict`` to those of ``module``; either may have compiled parts.
-
-    Example:
-        >>> own_names(nn.Sequential(nn.Linear(3, 1)), {"0._orig_mod.weight": 5})
-        {'0.weight': 5}
-    """
+    """Rename the entries of a ``state_dict`` to those of ``module``; either may have compiled parts."""
 
     def shortened(name: str) -> str:  # `torch.compile` keeps the module under this name
         return ".".join(part for part in name.split(".") if part != "_orig_mod")

@@ -33,13 +33,6 @@ def uneven_columns(inputs: Any, model: nn.Module) -> str | None:
     """Advice if a column of a batch should be standardised; ``None`` if not, or if the inputs are no table of floats.
 
     Only of a model whose first layer with weights is linear; others may scale the table by themselves.
-
-    Example:
-        >>> age_and_income = torch.tensor([[20.0, 1e6], [30.0, 1e5], [40.0, 5e5]])
-        >>> uneven_columns(age_and_income / age_and_income.std(0), nn.Linear(2, 1)) is None
-        True
-        >>> uneven_columns(age_and_income, nn.Linear(2, 1)).partition(":")[0]
-        'Column 1 of the inputs has a standard deviation of 4.5e+05 around 5.33e+05'
     """
     first = next((each for each in model.modules() if [*each.parameters(False), *each.buffers(False)]), None)
     if not is_feature_matrix(inputs) or len(inputs) < 2 or not isinstance(first, nn.Linear):
@@ -230,13 +223,7 @@ _REARRANGING = (
 
 
 def is_squashed(scores: Tensor) -> bool:
-    """Whether scores with a gradient are the output of a sigmoid or softmax, according to autograd's graph.
-
-    Example:
-        >>> weight = torch.ones(3, requires_grad=True)
-        >>> is_squashed(weight.sigmoid()[:, None].double()), is_squashed(weight * 2)
-        (True, False)
-    """
+    """Whether scores with a gradient are the output of a sigmoid or softmax, according to autograd's graph."""
     node: Any = scores.grad_fn
     while node is not None and node.name().startswith(_REARRANGING):
         node = node.next_functions[0][0]

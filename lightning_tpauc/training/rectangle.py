@@ -73,16 +73,6 @@ class ScoreMemory:
     The rectangle goes by those of the last steps. Older ones would mislead: positives and negatives of other weights
     are not comparable. A stage's restart needs a score of every positive, which is as old as its last visit, and takes
     the negatives of the whole stage.
-
-    Example:
-        >>> memory = ScoreMemory([3], whole_stages=True)
-        >>> pos, neg, index = torch.tensor([0.5, 0.7]), torch.tensor([0.1, 0.2]), torch.tensor([2, 0])
-        >>> memory.add(GatheredScores(pos, neg, neg[:0], index))
-        >>> memory.of_last_steps()[0].pos_scores, memory.of_stage()
-        (tensor([0.5000, 0.7000]), None)
-        >>> memory.add(GatheredScores(pos[:1], neg, neg[:0], torch.tensor([1])))
-        >>> memory.of_stage()[0].pos_scores
-        tensor([0.7000, 0.5000, 0.5000])
     """
 
     saved = ("_last", "_steps", "_of_stage")

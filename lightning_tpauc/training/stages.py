@@ -515,10 +515,6 @@ def in_order(callbacks: Sequence[Callback]) -> list[Callback]:
 
     A checkpoint that another callback saves in a hook of its own then holds what that hook does for the training.
     Lightning's checkpoints stay at the end.
-
-    Example:
-        >>> [type(callback).__name__ for callback in in_order([Callback(), EarlyStopping("val/tpauc"), FiniteGuard()])]
-        ['FiniteGuard', 'EarlyStopping', 'Callback']
     """
     first = (*(kind for kind, _ in _NEEDED), EarlyStopping)
 

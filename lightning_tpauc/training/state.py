@@ -170,13 +170,8 @@ class PreviousWeights:
 class BestWeights:
     """A copy of the weights with the best validation so far.
 
-    If two validations have the same ``val/tpauc``, such as 0.0 where the ROC curve passes below the rectangle, the
-    larger ``val/auroc`` decides.
-
-    Attributes:
-        value: ``(tpauc, auroc)`` of the copy; ``-inf`` before the first validation.
-        step: number of training batches that had been seen at that validation.
-        operating_point: the threshold that this validation gave, if any.
+    Of two validations with the same ``val/tpauc``, such as 0.0 where the ROC curve passes below the rectangle, the
+    larger ``val/auroc`` decides. ``step`` is the number of batches that training had seen then.
     """
 
     saved = ("value", "step", "operating_point", "weights")
@@ -238,11 +233,7 @@ class Phase(Enum):
 
 
 class TrainingState:
-    """Owns what a training remembers.
-
-    A training calls :meth:`begin` when it starts, :meth:`commit_step` or :meth:`skip_step` for every batch, and
-    :meth:`finish` at its end. What it remembers stays in place after that, so that a checkpoint can still be saved,
-    until :meth:`forget`.
+    """Owns what a training remembers, from :meth:`begin` until :meth:`forget`.
 
     Attributes:
         batches_seen: number of training batches consumed so far, which is the position of the data module's sampler.
@@ -258,13 +249,6 @@ class TrainingState:
         last_validated: how many batches the training had seen at its last validation; 0 before the first.
         has_started: whether the module has begun a run in this process.
         is_trained: whether the weights were trained elsewhere: they came from a file or from another process.
-
-    Example:
-        >>> net, state = nn.Linear(3, 1), TrainingState()
-        >>> state.begin(net, list(net.parameters()))
-        >>> state.commit_step(torch.tensor(0.5), None)
-        >>> state.phase, state.batches_seen
-        (<Phase.BETWEEN_STEPS: 'between steps'>, 1)
     """
 
     def __init__(self) -> None:

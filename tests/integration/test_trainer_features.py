@@ -349,13 +349,3 @@ def test_a_training_step_never_waits_for_the_device(algorithm, sizes):
         module, data
     )
     assert module.steps == 3
-
-
-@pytest.mark.parametrize(
-    "wait",
-    [lambda t: t.sum().item(), lambda t: bool(t.any()), lambda t: t[t > 0], torch.nonzero, lambda t: t.tolist()],
-    ids=["item", "bool", "mask", "nonzero", "tolist"],
-)
-def test_the_watch_notices(wait):
-    with pytest.raises(pytest.fail.Exception, match="waits for the device"), no_waiting():
-        wait(torch.ones(3))
