@@ -6,15 +6,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_sequence
-from torch.utils.data import IterableDataset, Subset
+from torch.utils.data import IterableDataset
 
-from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
+from lightning_tpauc import PosNegDataModule
 from lightning_tpauc.data import EvalBatch
 from lightning_tpauc.errors import DataError
 from tests.helpers.items import Items
-from tests.helpers.problems import make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*use of fork.*")
 
@@ -223,34 +221,6 @@ def test_negatives_of_a_stream_are_collated_with_the_positives(positives, negati
     scored = [row for batch in datamodule.scoring_dataloaders()[1] for row in first_of(batch.inputs)]
     assert scored == list(range(100, 130))
     datamodule.teardown("fit")
-
-
-class Bag(nn.Module):
-    """Scores padded words."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(200, 1, padding_idx=0)
-
-    def forward(self, inputs):
-        return self.table(inputs).sum(dim=(1, 2))
-
-
-@pytest.mark.parametrize("negatives", [None, Stream(words)], ids=["indexed", "streamed"])
-def test_a_run_on_items_of_all_sizes(negatives):
-    """Exact start, stages, validation, test and prediction."""
-    whole = Items(labelled, N)
-    train = Subset(whole, [row for row in range(N) if TARGETS[row]]) if negatives is not None else whole
-    datamodule = PosNegDataModule(
-        train, whole, whole, whole, negatives=negatives, collate_fn=pad, num_pos=3, num_neg=5, batch_size=6
-    )
-    trainer = make_trainer(precision="32-true", callbacks=[StageCallback(every_n_steps=3, scores="forward")])
-    module = TPAUCModule(Bag())
-    trainer.fit(module, datamodule)
-    trainer.test(module, datamodule)
-    scores = torch.cat([output["score"] for output in trainer.predict(module, datamodule)])
-    expected = module.backbone(pad([labelled(row) for row in range(N)])[0])
-    torch.testing.assert_close(scores, expected)
 
 
 # ---------------------------------------------------------------- how workers run

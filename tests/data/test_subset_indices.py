@@ -20,21 +20,12 @@ class Cyclic(Items):
         return self.make(row % N)
 
 
-MASKS = [
-    pytest.param(MASK, id="array"),
-    pytest.param(torch.from_numpy(MASK), id="tensor"),
-]
-
-
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("make", [lambda s: s, lambda s: ConcatDataset([DATA, s])])
+@pytest.mark.parametrize("mask", [MASK, torch.from_numpy(MASK)])
 @pytest.mark.parametrize("part", ["train", "val", "test", "predict"])
-def test_masks_are_refused_where_positions_are_meant(part, make, mask):
+def test_masks_are_refused_where_positions_are_meant(part, mask):
     datamodule = PosNegDataModule(DATA, num_pos=3, num_neg=5)
-    setattr(datamodule, f"{part}_dataset", make(Subset(DATA, mask)))
-    with pytest.raises(
-        DataError, match=rf"Subset in `{part}_dataset` has a mask as indices, .*Subset\(..., np.flatnonzero"
-    ):
+    setattr(datamodule, f"{part}_dataset", ConcatDataset([DATA, Subset(DATA, mask)]))
+    with pytest.raises(DataError, match=rf"Subset in `{part}_dataset` has a mask as indices, .*np.flatnonzero"):
         datamodule.setup()
 
 
