@@ -2,7 +2,7 @@
 
 from lightning_tpauc.data.batch import EvalBatch, PosNegBatch
 from lightning_tpauc.data.datamodule import PosNegDataModule
-from lightning_tpauc.data.examples import ArrayDataset, Datasets, RowsDataset
+from lightning_tpauc.data.examples import ArrayDataset, Datasets
 from lightning_tpauc.data.libsvm import LIBSVMDataModule
 from lightning_tpauc.data.medmnist import MedMNISTDataModule
 from lightning_tpauc.data.molecules import OGBMoleculesDataModule, SMILESDataModule
@@ -20,6 +20,5 @@ __all__ = (
     "OGBMoleculesDataModule",
     "PosNegBatch",
     "PosNegDataModule",
-    "RowsDataset",
     "SMILESDataModule",
 )

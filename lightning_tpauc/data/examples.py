@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import operator
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
@@ -73,40 +72,7 @@ class Datasets(NamedTuple):
 # ---------------------------------------------------------------- whole batches at once
 
 
-class RowsDataset(Dataset[Any], ABC):
-    """Base of map-style data sets that fetch and collate the inputs of a whole batch at once, without random numbers.
-
-    The labels are an attribute ``targets``. To collate single items that differ in size, you need no subclass: pass a
-    ``collate_fn`` to :class:`~lightning_tpauc.PosNegDataModule`.
-
-    Example:
-        >>> class Words(RowsDataset):
-        ...     def __init__(self, lines, targets):
-        ...         self.lines, self.targets = lines, targets
-        ...     def __len__(self):
-        ...         return len(self.lines)
-        ...     def rows(self, rows):
-        ...         lines = [torch.tensor([len(word) for word in self.lines[row].split()]) for row in rows]
-        ...         return torch.nn.utils.rnn.pad_sequence(lines, batch_first=True)
-        >>> Words(["to be or", "not to be"], [1, 0]).rows(np.array([1, 0]))
-        tensor([[3, 2, 2],
-                [2, 2, 2]])
-    """
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def rows(self, rows: NDArray[np.int64]) -> Any:
-        """Collated inputs, without labels, of the rows (int64 array)."""
-
-    def __getitem__(self, row: int) -> Any:
-        inputs, targets = _of_each(self.rows(np.array([row])), operator.itemgetter(0)), getattr(self, "targets", None)
-        entries = inputs if isinstance(inputs, tuple) else (inputs,)
-        return inputs if targets is None else (*entries, item_label(targets[row]))
-
-
-class ArrayDataset(RowsDataset):
+class ArrayDataset(Dataset[Any]):
     """Rows of one array and their labels. A whole batch is fetched by one indexing call.
 
     Args:
@@ -162,6 +128,10 @@ class ArrayDataset(RowsDataset):
 
     def __len__(self) -> int:
         return int(self.features.shape[0])
+
+    def __getitem__(self, row: int) -> Any:
+        x = self.rows(np.array([row]))[0]
+        return x if self.targets is None else (x, item_label(self.targets[row]))
 
     def rows(self, rows: NDArray[np.int64]) -> Tensor:
         """Features of shape ``(len(rows), ...)``."""
@@ -674,8 +644,8 @@ def named_columns(given: Any, table: Any) -> list[Any]:
 def fetcher_for(dataset: Any, seed: int = 0, collate_fn: Any = None, entries: Entries | None = None) -> Fetcher:
     """Loads the inputs of a batch: by one index of arrays, else as :class:`ItemFetcher` does."""
     entries, (inner, indices) = entries or Entries(), underlying(dataset)
-    arrays: Sequence[RowsDataset] | None = None
-    if isinstance(inner, RowsDataset):
+    arrays: Sequence[ArrayDataset] | None = None
+    if isinstance(inner, ArrayDataset):
         arrays = [inner]
     elif isinstance(inner, (Tensor, np.ndarray)):
         arrays = [ArrayDataset(inner, None)]
@@ -689,7 +659,7 @@ def fetcher_for(dataset: Any, seed: int = 0, collate_fn: Any = None, entries: En
 
 
 def _fetch_arrays(
-    arrays: Sequence[RowsDataset],
+    arrays: Sequence[ArrayDataset],
     indices: Indices | None,
     named: frozenset[str],
     rows: Indices,
@@ -781,12 +751,3 @@ def collate_items(items: list[Any]) -> Any:
         raise DataError(msg) from error
     # torch and PyG collate tuples into a list. Arrays give a tuple, and the model should see no difference.
     return tuple(collated) if isinstance(collated, list) and isinstance(first, (tuple, list)) else collated
-
-
-def _of_each(inputs: Any, change: Callable[[Any], Any]) -> Any:
-    """Collated inputs with a function applied to all tensors and arrays in them."""
-    if isinstance(inputs, Mapping):
-        return {key: _of_each(value, change) for key, value in inputs.items()}
-    if isinstance(inputs, (tuple, list)):
-        return tuple(_of_each(value, change) for value in inputs)
-    return change(inputs) if isinstance(inputs, (Tensor, np.ndarray)) else inputs

@@ -20,7 +20,6 @@ from lightning_tpauc.data.examples import (
     Datasets,
     Entries,
     Examples,
-    RowsDataset,
     ends_with_label,
     enumerated,
     fetcher_for,
@@ -213,7 +212,7 @@ class PreparedData:
             return part if ids is None else part._replace(ids=ids[part.rows])
         examples, dataset = self.require("predict"), unaugmented(self.datasets.predict)
         with seeded_items(0, 0):
-            labelled = isinstance(dataset, (Tensor, RowsDataset)) or ends_with_label(dataset[0], known)
+            labelled = isinstance(dataset, (Tensor, ArrayDataset)) or ends_with_label(dataset[0], known)
         entries = examples.entries._replace(known=names_in(known, "keys"), labelled=labelled)
         rows, unknown = np.arange(len(dataset)), np.full(len(dataset), -1, dtype=np.int8)
         return EvaluatedPart(dataset, rows, unknown, entries, examples.ids(search=True))
