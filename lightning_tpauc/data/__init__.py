@@ -3,6 +3,7 @@
 from lightning_tpauc.data.batch import EvalBatch, PosNegBatch
 from lightning_tpauc.data.datamodule import PosNegDataModule
 from lightning_tpauc.data.examples import ArrayDataset, Datasets
+from lightning_tpauc.data.labels import OneVsRest
 from lightning_tpauc.data.libsvm import LIBSVMDataModule
 from lightning_tpauc.data.medmnist import MedMNISTDataModule
 from lightning_tpauc.data.molecules import OGBMoleculesDataModule, SMILESDataModule
@@ -18,6 +19,7 @@ __all__ = (
     "MedMNISTDataModule",
     "NegativeStream",
     "OGBMoleculesDataModule",
+    "OneVsRest",
     "PosNegBatch",
     "PosNegDataModule",
     "SMILESDataModule",

@@ -112,9 +112,10 @@ class PosNegDataModule(LightningDataModule):
         calibration_fraction: share of the training set that calibrates, stratified, in (0, 1). All folds have the same.
         targets: the labels of the training set; or the name (attribute, key, or column of a table) under which all data
             sets keep them, a list of names for several labels, or a function that makes 0 or 1 of the label that a data
-            set has, such as ``lambda label: label == "dead"``. ``None`` searches as
-            :func:`~lightning_tpauc.data.labels.find_targets` does. Several columns are several labels; nan stands for
-            what was not measured. What ``targets``, ``groups``, ``sample_weight`` or ``ids`` name is no input.
+            set has, such as ``lambda label: label == "dead"``; of K classes :class:`~lightning_tpauc.data.OneVsRest`.
+            ``None`` searches as :func:`~lightning_tpauc.data.labels.find_targets` does. Several columns are several
+            labels; nan stands for what was not measured. What ``targets``, ``groups``, ``sample_weight`` or ``ids``
+            name is no input.
         groups: what splits keep together, such as patients or scaffolds: one value for each item of the training set,
             or a name: of a column of the table, of an attribute of the data set, or of a key of its items. A name holds
             for all data sets: guarantees and intervals then count groups.

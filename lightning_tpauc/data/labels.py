@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from tqdm import tqdm
 
 from lightning_tpauc.data.seeding import seeded_items
-from lightning_tpauc.errors import DataError
+from lightning_tpauc.errors import ArgumentError, DataError
 
 #: Attributes of data sets, and keys of items, that are searched for labels in this order.
 NAMES = ("targets", "labels", "y", "target", "label")
@@ -83,6 +83,43 @@ def label_keys(targets: Any) -> tuple[str, ...] | None:
         return (targets,)
     names = isinstance(targets, (list, tuple)) and len(targets) and all(isinstance(name, str) for name in targets)
     return tuple(targets) if names and len(set(targets)) == len(targets) else None  # texts that repeat are labels
+
+
+class OneVsRest:
+    """Makes K labels of one column with K classes, each class against all others: for the argument ``targets``.
+
+    A model has an output for each class. Validation and test log ``accuracy`` beside the areas: how often the class
+    whose score is furthest above its threshold is the right one.
+
+    Args:
+        classes: the classes in the order of the outputs, numbers or text; a number K stands for ``0 .. K - 1``.
+
+    Raises:
+        ArgumentError: if there are fewer than two classes, or one comes twice.
+        DataError: if an example has another class.
+
+    Example:
+        >>> from lightning_tpauc import PosNegDataModule
+        >>> x, y = torch.randn(90, 4), ["cat", "dog", "fish"] * 30
+        >>> data = PosNegDataModule((x, y), targets=OneVsRest(["cat", "dog", "fish"]))
+        >>> data.setup("fit")
+        >>> data.label_names, data.num_positives
+        (('cat', 'dog', 'fish'), (30, 30, 30))
+    """
+
+    def __init__(self, classes: Sequence[Any] | int) -> None:
+        self.classes = tuple(range(classes) if isinstance(classes, int) else classes)
+        if len({*self.classes}) < max(2, len(self.classes)):
+            msg = f"Expected `classes` to be two or more different ones, or their number, but got {classes!r}."
+            raise ArgumentError(msg)
+
+    def __call__(self, label: Any) -> list[int]:
+        """1 in the place of the class, else 0."""
+        label = label.item() if hasattr(label, "item") else label
+        if label not in self.classes:
+            msg = f"Expected labels to be one of the classes {', '.join(map(repr, self.classes))}, but found {label!r}."
+            raise DataError(msg)
+        return [int(label == own) for own in self.classes]
 
 
 def ruled(labels: Any, targets: Any) -> Any:
@@ -174,6 +211,8 @@ def label_names(dataset: Any, targets: Any, count: int) -> tuple[str, ...]:
     keys, (inner, _) = label_keys(targets), underlying(dataset)
     if isinstance(inner, ConcatDataset):
         return label_names(inner.datasets[0], targets, count)
+    if isinstance(targets, OneVsRest):
+        return tuple(map(str, targets.classes))
     places: list[Any] = [targets, *(getattr(inner, name, None) for name in keys or NAMES)]
     tables = (place.columns for place in places if hasattr(place, "columns"))
     found: Any = keys if keys and len(keys) > 1 else next(tables, getattr(inner, "label_names", None))

@@ -143,7 +143,8 @@ class Report:
         """All values by their names.
 
         Of several labels, called ``keys``, nothing is pooled: each value is of one label, named ``metric/label``, and
-        ``metric`` is the mean of those that are not nan. A user's metric that has ``num_labels`` is of all at once.
+        ``metric`` is the mean of those that are not nan. A user's metric that has ``num_labels`` is of all at once, and
+        so is ``accuracy``, where labels are classes: every example has exactly one.
         """
         joint = [name for name, metric in self.metrics.items() if keys and getattr(metric, "num_labels", None)]
         measured, decided = [], []
@@ -158,6 +159,8 @@ class Report:
         for name in measured[0]:
             of_labels = torch.stack([found[name] for found in measured])
             values[name] = of_labels.to(torch.promote_types(of_labels.dtype, torch.float32)).nanmean()
+        if (right := _rightly_classified(scored, thresholds)) is not None:
+            values.setdefault("accuracy", right)
         for key, found, at_threshold in zip(keys, measured, decided, strict=True):
             values.update({f"{name}/{key}": value for name, value in {**found, **at_threshold}.items()})
         return values
@@ -171,6 +174,20 @@ class Report:
         if self.objective:
             values["objective"] = objective_of(seen, target, *rectangle, surrogate or "hinge")
         return values
+
+
+def _rightly_classified(scored: Scored, thresholds: Sequence[float | None]) -> Tensor | None:
+    """How often the score that is furthest above its threshold is that of the example's only label.
+
+    Scores of different labels have no common zero but their thresholds. ``None`` where examples have other than one
+    label, or a label has no threshold.
+    """
+    cuts, rows = [cut for cut in thresholds if cut is not None], (scored.target >= 0).any(1)
+    target = scored.target[rows]
+    if len(cuts) < len(thresholds) or not len(target) or not bool(((target == 1).sum(1) == 1).all()):
+        return None
+    ahead = scored.raw[rows] - scored.raw.new_tensor(cuts)
+    return (ahead.argmax(1) == target.argmax(1)).to(widest_float(ahead.device)).mean()
 
 
 def _decided(own: Scored, threshold: float, *, intervals: bool) -> dict[str, Tensor]:
