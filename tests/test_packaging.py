@@ -4,12 +4,9 @@ import ast
 import importlib.metadata
 import json
 import re
-import shutil
 import subprocess
 import sys
-import zipfile
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -43,48 +40,10 @@ def test_the_command_is_installed():
     assert callable(command.load())
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The wheel of this checkout, built from a copy so that no `build/` is left in it."""
-    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "lightning_tpauc", source / "lightning_tpauc")
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "-w",
-        target,
-        source,
-    ]
-    built = subprocess.run(build, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stdout + built.stderr
-    (path,) = target.glob("*.whl")
-    with zipfile.ZipFile(path) as file:
-        yield file
-
-
-def test_wheel_has_every_module_and_the_type_marker(wheel):
-    expected = {str(path.relative_to(ROOT)) for path in MODULES} | {"lightning_tpauc/py.typed"}
-    assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected
-
-
-def test_wheel_has_licence_and_requirements_of_the_core_only(wheel):
-    files = {Path(name).name: name for name in wheel.namelist() if ".dist-info/" in name}
-    assert b"Apache License" in wheel.read(files["LICENSE"])
-    metadata = wheel.read(files["METADATA"]).decode()
-    required = [
-        line.split(": ")[1]
-        for line in metadata.splitlines()
-        if line.startswith("Requires-Dist") and "extra ==" not in line
-    ]
-    names = {line.split(">")[0].split("[")[0].split("!")[0].strip() for line in required}
-    assert names == CORE
+def test_it_requires_the_core_only():
+    """The archives themselves are built and checked by .ci/run."""
+    required = [line for line in importlib.metadata.requires("lightning-tpauc") if "extra ==" not in line]
+    assert {re.match(r"[\w-]+", line)[0] for line in required} == CORE
     assert all(">=" in line for line in required)
 
 
