@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -14,6 +15,7 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins.precision import DoublePrecision
 from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from torch import Tensor, nn
+from torch.random import fork_rng
 
 from lightning_tpauc.algorithms import STACO, Algorithm
 from lightning_tpauc.algorithms.base import PreviousScores
@@ -79,6 +81,9 @@ class TPAUCModule(ScoringModel):
             ``"identity"`` feeds raw scores. Metrics rank the raw scores either way.
         gradient_clip_val: bound on the norm of the loss gradient; the proximal term is added after clipping, since it
             is a pull to the anchor like weight decay and not noise. ``None`` does not clip.
+        chunk_size: number of examples that have a graph at a time, so that a large joint batch needs the memory of a
+            small one, for a second forward pass; ``None``: all. The gradient is that of the whole batch, with any
+            algorithm. Batch norm takes its statistics from each chunk.
         rectangles: further (min_tpr, max_fpr) pairs to report; the algorithm's own is always reported as ``tpauc``.
         log_objective: also report the exact training objective F, on the evaluated data.
         metrics: torchmetrics, or your own, to report in validation and test beside ours: one, a list, or a dictionary
@@ -102,6 +107,7 @@ class TPAUCModule(ScoringModel):
     """
 
     backbone: Any
+    chunk_size: int | None
     optimizer_factory: Any
     scheduler_factory: Any
     lr_scheduler_interval: Literal["epoch", "step"]
@@ -124,6 +130,7 @@ class TPAUCModule(ScoringModel):
         warmup: float = 0.1,
         score_activation: Literal["identity", "sigmoid"] = "identity",
         gradient_clip_val: float | None = None,
+        chunk_size: int | None = None,
         rectangles: Sequence[tuple[float, float]] = (),
         log_objective: bool = False,
         metrics: FurtherMetrics | None = None,
@@ -141,6 +148,8 @@ class TPAUCModule(ScoringModel):
                 raise ArgumentError(msg)
         if gradient_clip_val is not None:
             require_range("gradient_clip_val", gradient_clip_val, 0.0, open_low=True)
+        if chunk_size is not None:
+            check_count(chunk_size, "chunk_size", 1)
         for count in num_positives if isinstance(num_positives, (list, tuple)) else (num_positives,):
             if count is not None:
                 check_count(count, "num_positives", 1)
@@ -152,6 +161,7 @@ class TPAUCModule(ScoringModel):
             "algorithm": own,
             "algorithm_is_default": algorithm is None,
             "base_lr": (0, None),
+            "chunk_size": chunk_size,
             "gradient_clip_val": gradient_clip_val,
             "init_from": init_from,
             "input_layout": None,
@@ -223,10 +233,16 @@ class TPAUCModule(ScoringModel):
 
     def joint_scores(self, batch: PosNegBatch) -> GatheredScores:
         """One forward pass over the joint batch, then the scores of all ranks."""
-        scores: Tensor = self.algorithm_scores(batch.inputs)
+        return self._gathered(batch, self._scores_with_graph(batch.inputs))
+
+    def _scores_with_graph(self, inputs: Any) -> Tensor:
+        scores: Tensor = self.algorithm_scores(inputs)
         if torch.is_grad_enabled() and not scores.requires_grad:
             msg = "The scores of `forward` have no gradient: leave out `.detach()` and `torch.no_grad()` in it."
             raise ArgumentError(msg)
+        return scores
+
+    def _gathered(self, batch: PosNegBatch, scores: Tensor) -> GatheredScores:
         index = as_index(batch.index, scores.device)
         return gather_scores(batch.split(scores), index, batch.masks, batch.shares)
 
@@ -279,17 +295,21 @@ class TPAUCModule(ScoringModel):
         buffers = [b.clone() for b in self.buffers()] if scaler is not None else []
         self._forget_gradients(optimizer, batch_idx)
         previous = self._previous_scores(batch)
-        joint = self.joint_scores(batch)
-        if scaler is not None:
-            place = joint.index if joint.masks is None else algorithm.place(joint.index, joint.masks.pos)
-            before = algorithm.snapshot(place)
-        loss = self._loss(batch, joint, previous)
-        self.manual_backward(loss)
+        undo: Any = nullcontext
+
+        def loss_of(joint: GatheredScores) -> Tensor:
+            nonlocal undo
+            if scaler is not None:
+                place = joint.index if joint.masks is None else algorithm.place(joint.index, joint.masks.pos)
+                undo = partial(algorithm.rollback, place, algorithm.snapshot(place))
+            return self._loss(batch, joint, previous)
+
+        joint, loss = self._backward(batch, loss_of)
         state.previous.remember()
         if self._take_step(optimizer, batch_idx, loss, scaler):
             state.commit_step(loss, joint)
         else:
-            algorithm.rollback(place, before)
+            undo()
             # running statistics are buffers, and activations that overflowed have spoilt them
             assign(self.buffers(), buffers)
             state.skip_step(loss)
@@ -304,9 +324,7 @@ class TPAUCModule(ScoringModel):
 
         def evaluate() -> Tensor:
             self._forget_gradients(optimizer, batch_idx)
-            joint = self.joint_scores(batch)
-            loss = self._loss(batch, joint)
-            self.manual_backward(loss)
+            joint, loss = self._backward(batch, partial(self._loss, batch))
             evaluated.append((loss.detach(), joint))
             return loss
 
@@ -315,6 +333,45 @@ class TPAUCModule(ScoringModel):
         self.training_state.commit_step(loss, None)
         return joint
 
+    def _scores_in_chunks(self, batch: PosNegBatch) -> Tensor:
+        """Scores of this rank's batch without a graph."""
+        parts = [self.algorithm_scores(inputs) for inputs in batch.chunks(self.chunk_size)]
+        scores = torch.cat([torch.empty_like(part) for part in parts])
+        for k, part in enumerate(parts):
+            scores[k :: len(parts)] = part
+        return scores
+
+    def _backward(
+        self, batch: PosNegBatch, loss_of: Callable[[GatheredScores], Tensor]
+    ) -> tuple[GatheredScores, Tensor]:
+        """Scores of all ranks, and the loss made of them, whose gradient is left in the parameters.
+
+        In chunks (Gao, Zhang, Han, Callan: *Scaling deep contrastive learning batch size under memory limited setup*,
+        2021) all scores are computed first, without a graph. They give the loss and its gradient by each score. Then
+        every chunk has its forward pass again, with the same random numbers and buffers, and its backward pass.
+        """
+        chunks = batch.chunks(self.chunk_size)
+        if len(chunks) == 1:
+            joint = self.joint_scores(batch)
+            loss = loss_of(joint)
+            self.manual_backward(loss)
+            return joint, loss
+        buffers = [b.clone() for b in self.buffers()]
+        with torch.no_grad(), fork_rng([self.device] if self.device.type == "cuda" else []):
+            scores = self._scores_in_chunks(batch)
+        assign(self.buffers(), buffers)
+        torch.clear_autocast_cache()  # of weights that were cast without a graph
+        joint = self._gathered(batch, scores.requires_grad_())
+        loss = loss_of(joint)
+        (gradient,) = torch.autograd.grad(loss, scores)
+        # processes add their gradients up once, with the last chunk
+        block: Any = getattr(self.trainer.strategy, "block_backward_sync", nullcontext)
+        for k, inputs in enumerate(chunks):
+            with nullcontext() if k == len(chunks) - 1 else block():
+                again = self._scores_with_graph(inputs)
+                self.manual_backward((again * gradient[k :: len(chunks)]).sum())
+        return joint, loss.detach()
+
     def _loss(self, batch: PosNegBatch, joint: GatheredScores, previous: PreviousScores | None = None) -> Tensor:
         """The algorithm's loss and an auxiliary one, without mixed precision."""
         with full_precision(self.device.type):
@@ -322,6 +379,9 @@ class TPAUCModule(ScoringModel):
             further: Any = self.auxiliary_loss(batch, joint)
             if further is None:
                 return loss
+            if self.chunk_size is not None:
+                msg = "`auxiliary_loss` needs the graph of the whole batch: it can't work with `chunk_size`."
+                raise UnsupportedError(msg)
             if isinstance(self.algorithm, RecursiveAlgorithm):
                 msg = (
                     f"{type(self.algorithm).__name__} corrects its gradient by that of the previous step, which an "
@@ -335,12 +395,16 @@ class TPAUCModule(ScoringModel):
         previous, algorithm = self.training_state.previous, self.algorithm
         if not previous.weights:
             return None
+
+        def loss_of(joint: GatheredScores) -> Tensor:
+            with full_precision(self.device.type):
+                return cast(RecursiveAlgorithm, algorithm).previous_loss(joint.pos_scores, joint.neg_scores)
+
         with previous.swapped_in(self):
-            joint = self.joint_scores(batch)
             if isinstance(algorithm, RecursiveAlgorithm):
-                with full_precision(self.device.type):
-                    loss = algorithm.previous_loss(joint.pos_scores, joint.neg_scores)
-                self.manual_backward(loss)
+                joint, _ = self._backward(batch, loss_of)
+            else:
+                joint = self._gathered(batch, self._scores_in_chunks(batch))
         return PreviousScores(joint.pos_scores.detach(), joint.neg_scores.detach())
 
     def auxiliary_loss(self, batch: PosNegBatch, scores: GatheredScores) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from lightning_tpauc.distributed import split_scores
 from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.extras import is_graph
 from lightning_tpauc.functional.pairwise import TaskMasks
 
 
@@ -76,6 +78,31 @@ class PosNegBatch(NamedTuple):
         masks = None if self.masks is None else TaskMasks(*move_data_to_device(tuple(self.masks), device))
         return self._replace(inputs=inputs, index=index, masks=masks)
 
+    @property
+    def num_examples(self) -> int:
+        """Number of examples on this rank."""
+        return self.num_pos + (0 if self.is_uniform else self.num_neg + self.num_dual_neg)
+
+    def chunks(self, size: int | None) -> list[Any]:
+        """The inputs in n parts of at most ``size`` examples; part k holds every n-th from the k-th on.
+
+        So all parts have positives and negatives in about the batch's proportion. Every rank has as many parts.
+
+        Raises:
+            ArgumentError: if the inputs can't be cut.
+
+        Example:
+            >>> batch = PosNegBatch({"x": torch.arange(5)}, torch.tensor([0]), num_pos=1, num_neg=4, num_dual_neg=0)
+            >>> batch.chunks(2)
+            [{'x': tensor([0, 3])}, {'x': tensor([1, 4])}, {'x': tensor([2])}]
+        """
+        count = self.num_examples
+        most = max([count, *(share[0] if self.is_uniform else sum(share) for share in self.shares or ())])
+        number = 1 if size is None else -(-most // size)
+        return (
+            [self.inputs] if number == 1 else [_cut(self.inputs, slice(k, None, number), count) for k in range(number)]
+        )
+
     def split(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Cut the scores of the joint batch into those of positives, negatives and dual negatives.
 
@@ -104,6 +131,26 @@ class PosNegBatch(NamedTuple):
             return scores.T, scores.T, None
         pos, neg, dual = scores.T.split_with_sizes(sizes, 1)
         return pos, neg, dual if self.num_dual_neg else None
+
+
+def _cut(inputs: Any, rows: slice, count: int) -> Any:
+    """Those rows of a batch of ``count`` examples."""
+    if isinstance(inputs, Tensor) and inputs.layout == torch.strided and inputs.shape[:1] == (count,):
+        return inputs[rows]
+    if isinstance(inputs, Mapping):
+        return {key: _cut(value, rows, count) for key, value in inputs.items()}
+    if isinstance(inputs, (tuple, list)):
+        parts = [_cut(value, rows, count) for value in inputs]
+        return type(inputs)(*parts) if hasattr(inputs, "_fields") else type(inputs)(parts)
+    if is_graph(inputs):
+        batched: Any = inputs
+        return type(batched).from_data_list(batched[rows])
+    msg = (
+        f"`chunk_size` cuts tensors of {count} rows, mappings and lists of them, and graphs, but a batch holds "
+        f"{f'a {inputs.layout} tensor {tuple(inputs.shape)}' if isinstance(inputs, Tensor) else repr(inputs)[:80]}. "
+        "Let the collate function make such tensors, or leave `chunk_size` out."
+    )
+    raise ArgumentError(msg)
 
 
 class EvalBatch(NamedTuple):

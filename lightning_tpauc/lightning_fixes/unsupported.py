@@ -22,7 +22,10 @@ from lightning_tpauc.metrics.reporting import better_mode
 # It advises to save the weights from before the step. Our checkpoints hold the state after it.
 warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
 
-_ACCUMULATION = "every batch is one step of the algorithm. Raise `num_pos` and `num_neg` of the data module instead."
+_ACCUMULATION = (
+    "every batch is one step of the algorithm. Raise `num_pos` and `num_neg` of the data module, and where they do not "
+    "fit into memory, pass `chunk_size` to TPAUCModule."
+)
 _STRATEGY = (
     "it hides or flattens the parameters, which the average of the weights needs. Use 'ddp', or "
     "ModelParallelStrategy (FSDP2) for sharded parameters."

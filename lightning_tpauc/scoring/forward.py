@@ -35,6 +35,7 @@ class ScoringModel(LightningModule):
     algorithm_is_default: bool
     score_activation: Literal["identity", "sigmoid"]
     gradient_clip_val: float | None
+    chunk_size: int | None
     num_positives: int | list[int] | None
     init_from: str | None
     warmup: float

@@ -81,6 +81,16 @@ def look_at_rectangle(algorithm: Algorithm, trainer: Trainer) -> None:
         )
 
 
+def look_at_chunks(module: ScoringModel) -> None:
+    """Say that batch norm sees chunks and not the batch."""
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    if module.chunk_size is not None and any(isinstance(m, kinds) and m.training for m in module.modules()):
+        advise(
+            f"Batch norm takes its statistics from chunks of {module.chunk_size} examples, not from the whole batch: "
+            "the gradient is not that of the whole batch. Raise `chunk_size`, or use nn.GroupNorm."
+        )
+
+
 def advise(message: str | None) -> None:
     """Warn with ``message``, unless it is ``None``."""
     if message is not None:
@@ -118,7 +128,7 @@ _LIMITS = (
     *("check_val_every_n_epoch", "num_sanity_val_steps"),
 )
 #: Attributes of a module that all ranks must share.
-_SETTINGS = ("score_activation", "gradient_clip_val", "lr_scheduler_interval", "warmup", "num_positives")
+_SETTINGS = ("score_activation", "gradient_clip_val", "chunk_size", "lr_scheduler_interval", "warmup", "num_positives")
 #: The address in the default ``repr`` of an object.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 

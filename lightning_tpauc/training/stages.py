@@ -167,6 +167,7 @@ class StageCallback(Callback):
         prepare_schedulers(trainer)
         self._allocate(trainer, module)
         guards.look_at_rectangle(module.algorithm, trainer)
+        guards.look_at_chunks(module)
         if module.training_state.phase is Phase.LOADED:
             saved_training.restore(module)
         else:

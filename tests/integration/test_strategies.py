@@ -185,7 +185,7 @@ def test_strategies_that_hide_or_share_the_parameters_are_refused(strategy, word
     ("flag", "words"),
     [
         ({"gradient_clip_val": 1.0}, "Pass `gradient_clip_val` to TPAUCModule"),
-        ({"accumulate_grad_batches": 2}, "Raise `num_pos` and `num_neg`"),
+        ({"accumulate_grad_batches": 2}, "Raise `num_pos` and `num_neg`.*`chunk_size`"),
     ],
 )
 def test_flags_of_automatic_optimization_are_refused_with_the_remedy(flag, words):
