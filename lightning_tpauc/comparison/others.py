@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.comparison.results import Outcome
-from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import as_groups
 
@@ -38,7 +37,7 @@ def check_others(others: Mapping[str, Any], methods: Sequence[str], folds: int |
             raise ArgumentError(msg)
 
 
-def outcome_of(other: Any, datamodule: PosNegDataModule, seed: int, *, test: bool) -> Outcome:
+def outcome_of(other: Any, datamodule: Any, seed: int, *, test: bool) -> Outcome:
     """Scores of the test or the validation data: of a file, or of a classifier fitted on the training examples.
 
     A classifier has ``seed`` as its ``random_state``. It sees the tables that networks are trained on, each example as
@@ -75,7 +74,9 @@ def outcome_of(other: Any, datamodule: PosNegDataModule, seed: int, *, test: boo
 
 def _table(loader: Any, *, wanted: bool) -> tuple[Any, Tensor]:
     """Inputs ``(N, d)``, where they are ``wanted``, and labels ``(N,)`` of all examples, in their order."""
-    batches = [(batch.inputs if wanted else None, batch.target, batch.example_id) for batch in loader]
+    batches: list[tuple[Any, Tensor, Tensor]] = [
+        (batch.inputs if wanted else None, batch.target, batch.example_id) for batch in loader
+    ]
     for inputs, target, _ in batches:
         if target.ndim > 1 or (wanted and not (isinstance(inputs, Tensor) and inputs.ndim == 2)):
             msg = "`others` takes data with one label, and classifiers take tables: inputs `(N, d)` as one tensor."
