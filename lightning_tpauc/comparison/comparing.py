@@ -212,7 +212,7 @@ class Comparison:
             raise ArgumentError(msg)
         self._folder = Path(self.folder)
         self._methods = training.chosen_methods(self.methods)
-        check_others(self.others, [method.name for method in self._methods], self.folds)
+        check_others(self.others, [method.name for method in self._methods])
         #: Of the default learning rate: half a power of ten apart, the default itself first.
         self.factors = [10.0 ** ((k + 1) // 2 / (2 if k % 2 else -2)) for k in range(self.trials)]
         self._rectangles = list(dict.fromkeys(check_rectangle(*r) for r in (self.rectangle, *self.rectangles)))

@@ -1,6 +1,6 @@
 """Pure functions: tensors in, tensors out."""
 
-from lightning_tpauc.functional.bootstrap import BootstrapInterval, bootstrap_interval, tpauc_difference
+from lightning_tpauc.functional.bootstrap import BootstrapInterval, bootstrap_interval
 from lightning_tpauc.functional.calibration import Calibration, calibrated_probability, fit_calibration
 from lightning_tpauc.functional.duals import ExactDuals, exact_duals
 from lightning_tpauc.functional.operating_points import (
@@ -28,7 +28,7 @@ from lightning_tpauc.functional.surrogates import (
     register_surrogate,
     surrogate_names,
 )
-from lightning_tpauc.functional.tpauc import two_way_partial_auroc
+from lightning_tpauc.functional.tpauc import corner_gap, two_way_partial_auroc
 
 __all__ = (
     "BootstrapInterval",
@@ -43,6 +43,7 @@ __all__ = (
     "TaskMasks",
     "bootstrap_interval",
     "calibrated_probability",
+    "corner_gap",
     "count_decisions",
     "decision_threshold",
     "evaluate_pairs",
@@ -57,7 +58,6 @@ __all__ = (
     "roc_polyline",
     "surrogate_names",
     "tail_mean_loss",
-    "tpauc_difference",
     "tpauc_objective",
     "tpr_at_max_fpr",
     "two_way_partial_auroc",

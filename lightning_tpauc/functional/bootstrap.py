@@ -13,7 +13,7 @@ from lightning_tpauc.functional.roc import exact_area, ranked_classes, split_cla
 
 
 class BootstrapInterval(NamedTuple):
-    """Result of :func:`bootstrap_interval` and :func:`tpauc_difference`.
+    """Result of :func:`bootstrap_interval`.
 
     Attributes:
         estimate: the value on the data themselves, float64 tensor of shape ``()``.
@@ -38,8 +38,9 @@ def bootstrap_interval(
     ignore_index: int | None = None,
     validate_args: bool = True,
     groups: Any = None,
+    other_preds: Any = None,
 ) -> BootstrapInterval:
-    r"""Confidence interval of the two-way partial AUC by a stratified bootstrap.
+    r"""Confidence interval of the two-way partial AUC, or of a difference of two, by a stratified bootstrap.
 
     Every resample draws :math:`n_+` positives and :math:`n_-` negatives with replacement, each class from its own, and
     the interval runs between the quantiles :math:`(1 \mp c) / 2` of the resamples' values (the percentile interval). It
@@ -48,6 +49,9 @@ def bootstrap_interval(
     than some 30 examples of a class inside the rectangle, take it as a lower bound of the uncertainty. Where a patient
     has several rows, pass ``groups``: a resample then draws groups with all their rows, as many with a positive, and as
     many without, as there are.
+
+    With ``other_preds``, scores of the same examples by another model, the interval is of how far ``preds`` is ahead.
+    Both have the same resamples: what makes an example hard for both cancels.
 
     The result is a function of the values and ``seed`` alone: neither the order of the samples nor the device matters.
 
@@ -62,6 +66,7 @@ def bootstrap_interval(
         ignore_index: label of rows to leave out.
         validate_args: check arguments and values.
         groups: which rows belong together, such as those of a patient: numbers or texts, one each.
+        other_preds: scores to compare with, of the shape of ``preds``.
 
     Returns:
         ``(estimate, lower, upper)``: float64 tensors of shape ``()``, on the CPU; all nan, with a
@@ -77,79 +82,13 @@ def bootstrap_interval(
         >>> bool(lower < estimate < upper)
         True
     """
-    options = min_tpr, max_fpr, confidence, num_resamples, seed, ignore_index, validate_args, groups
-    return _interval([preds], target, *options)
-
-
-@eager
-def tpauc_difference(
-    preds: Any,
-    other_preds: Any,
-    target: Any,
-    min_tpr: float = 0.5,
-    max_fpr: float | None = 0.5,
-    confidence: float = 0.95,
-    num_resamples: int = 1000,
-    seed: int = 0,
-    ignore_index: int | None = None,
-    validate_args: bool = True,
-    groups: Any = None,
-) -> BootstrapInterval:
-    """By how much the two-way partial AUC of one column of scores exceeds that of another, with an interval.
-
-    Both columns score the same examples, from whatever models they come, and every resample of
-    :func:`bootstrap_interval` is the same for both. So what makes an example hard for both cancels, and the interval is
-    narrower than those of the two areas suggest. It covers the error of the finite test set only: models that differ in
-    nothing but the seed of their training may well be told apart.
-
-    Args:
-        preds: scores ``(N,)`` or ``(N, 1)``, as in :func:`bootstrap_interval`, like all other arguments.
-        other_preds: the scores to compare with, of the same examples.
-        target: labels of the same shape.
-        min_tpr: lower bound of the true positive rate, in [0, 1).
-        max_fpr: upper bound of the false positive rate, in (0, 1]; ``None`` is 1.
-        confidence: share of data sets whose interval is to hold the population's value, in (0, 1).
-        num_resamples: number of resamples, at least 1.
-        seed: seed of the draws, in 0 .. 2^63 - 1.
-        ignore_index: label of rows to leave out.
-        validate_args: check arguments and values.
-        groups: which rows belong together, such as those of a patient.
-
-    Returns:
-        ``(estimate, lower, upper)``: float64 tensors of shape ``()``, on the CPU.
-
-    Raises:
-        ArgumentError: if an argument is out of range.
-
-    Example:
-        >>> target = torch.tensor([1, 1, 1, 1, 0, 0, 0, 0])
-        >>> ours = torch.tensor([0.9, 0.8, 0.7, 0.3, 0.6, 0.5, 0.4, 0.1])
-        >>> tpauc_difference(ours, ours.square(), target).estimate
-        tensor(0., dtype=torch.float64)
-    """
-    options = min_tpr, max_fpr, confidence, num_resamples, seed, ignore_index, validate_args, groups
-    return _interval([preds, other_preds], target, *options)
-
-
-def _interval(
-    columns: list[Any],
-    target: Any,
-    min_tpr: float,
-    max_fpr: float | None,
-    confidence: float,
-    num_resamples: int,
-    seed: int,
-    ignore_index: int | None,
-    validate_args: bool,
-    groups: Any,
-) -> BootstrapInterval:
-    """Of the first column's area, less the second one's."""
     max_fpr = 1.0 if max_fpr is None else max_fpr
     if validate_args:
         min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
         require_range("confidence", confidence, 0.0, 1.0, open_low=True, open_high=True)
         check_count(num_resamples, "num_resamples", 1)
         check_count(seed, "seed", 0)
+    columns = [preds] if other_preds is None else [preds, other_preds]
     ranked = [ranked_classes(own, target, ignore_index, validate_args, "two-way partial AUC") for own in columns]
     if any(undefined for *_, undefined in ranked):
         return BootstrapInterval(*torch.full((3,), math.nan, dtype=torch.float64))

@@ -650,29 +650,23 @@ def test_intervals_draw_whole_groups(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("others", "options", "message"),
+    ("others", "message"),
     [
-        ({"a": 3}, {}, "`others` to be scikit-learn classifiers, .* 'a': 3"),
-        ({"STACO": RidgeClassifier()}, {}, "named otherwise than the methods cross-entropy, STACO"),
-        (
-            {"a": "no.csv"},
-            {"folds": 2, "datamodule": lambda seed, fold, num_folds: problem()},
-            "where there are `folds`",
-        ),
-        ({"a": "no.csv"}, {}, "'no.csv' is no CSV file with columns"),
+        ({"a": 3}, "`others` to be classifiers of scikit-learn or paths .* 'a': 3"),
+        ({"STACO": RidgeClassifier()}, "under names that no method has, but got 'STACO'"),
+        ({"a": "no.csv"}, "'no.csv' to be a CSV file with columns .* FileNotFoundError"),
+        ({"a": "short.csv"}, "`example_id`, 0 to 119, and `score`, but found KeyError 119"),
     ],
 )
-def test_other_models_that_cant_be_compared_are_refused(tmp_path, others, options, message):
+def test_other_models_that_cant_be_compared_are_refused(tmp_cwd, others, message):
+    write_scores(tmp_cwd / "short.csv", [0.5] * 119)
     with pytest.raises(ArgumentError, match=message):
-        run(tmp_path, others=others, **{"max_steps": 1, **options})
+        run(tmp_cwd / "found", others=others, max_steps=1)
 
 
-def test_a_file_that_lacks_an_example_is_refused(tmp_path):
-    path = write_scores(tmp_path / "short.csv", [0.5] * 119)
-    with pytest.raises(ArgumentError, match="has scores of 119 examples, but expected `example_id` 0 to 119"):
-        run(tmp_path / "found", others={"theirs": path}, max_steps=1)
-    with pytest.raises(UnsupportedError, match="`others` takes data with one label"):
-        run_labels(tmp_path / "labels", others={"ridge": RidgeClassifier()}, max_steps=1)
+def test_other_models_take_tables_with_one_label(tmp_path):
+    with pytest.raises(UnsupportedError, match=r"`others` takes tables, .* with one label"):
+        run_labels(tmp_path, others={"ridge": RidgeClassifier()}, max_steps=1)
 
 
 # ---------------------------------------------------------------- the command

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
-from lightning_tpauc.functional.bootstrap import bootstrap_interval, tpauc_difference
+from lightning_tpauc.functional.bootstrap import bootstrap_interval
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 from tests.helpers.tolerances import assert_close
 from tests.reference.tpauc import naive_tpauc, normal_tpauc
@@ -63,7 +63,7 @@ def test_groups_are_drawn_with_all_their_rows(names):
     ends, values = torch.tensor([0.1, 0.9], dtype=torch.float64), torch.tensor(values, dtype=torch.float64)
     area = bootstrap_interval(scores[0], target, **options)
     assert_close(torch.stack(area[1:]), values[:, 0].quantile(ends))
-    difference = tpauc_difference(*scores, target, **options)
+    difference = bootstrap_interval(scores[0], target, other_preds=scores[1], **options)
     assert_close(torch.stack(difference[1:]), (values[:, 0] - values[:, 1]).quantile(ends))
     areas = [two_way_partial_auroc(own, target, ignore_index=-1) for own in scores]
     assert_close(difference.estimate, areas[0] - areas[1])
@@ -71,12 +71,10 @@ def test_groups_are_drawn_with_all_their_rows(names):
 
 def test_a_difference_is_of_the_same_draws_for_both_columns():
     scores, target = normal_scores(30, 40, seed=1)
-    assert [float(end) for end in tpauc_difference(scores, scores.exp(), target, num_resamples=30)] == [0.0] * 3
     noisy = scores + 0.1 * normal_scores(30, 40, seed=2, shift=0.0)[0]
-    width = [
-        high - low for _, low, high in (tpauc_difference(scores, noisy, target), bootstrap_interval(scores, target))
-    ]
-    assert width[0] < 0.5 * width[1]
+    found = [bootstrap_interval(scores, target, other_preds=other) for other in (scores.exp(), noisy, None)]
+    assert [float(end) for end in found[0]] == [0.0] * 3
+    assert found[1].upper - found[1].lower < 0.5 * (found[2].upper - found[2].lower)
 
 
 @pytest.mark.slow
