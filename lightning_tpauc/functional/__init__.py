@@ -28,7 +28,7 @@ from lightning_tpauc.functional.surrogates import (
     register_surrogate,
     surrogate_names,
 )
-from lightning_tpauc.functional.tpauc import corner_gap, two_way_partial_auroc
+from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 
 __all__ = (
     "BootstrapInterval",
@@ -43,7 +43,6 @@ __all__ = (
     "TaskMasks",
     "bootstrap_interval",
     "calibrated_probability",
-    "corner_gap",
     "count_decisions",
     "decision_threshold",
     "evaluate_pairs",

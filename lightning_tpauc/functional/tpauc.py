@@ -121,41 +121,6 @@ class LabelArea(NamedTuple):
     reason: str
 
 
-def corner_gap(preds: Any, target: Any, min_tpr: float = 0.5, max_fpr: float = 0.5) -> Tensor:
-    r"""By how much the two-way partial AUC falls short of what the AUROC lets expect.
-
-    A model that ranks positives and negatives as two normal distributions of equal width has an area in the rectangle
-    that follows from its AUROC A, by the curve :math:`\Phi(\Phi^{-1}(x) + \sqrt 2\, \Phi^{-1}(A))`. Where a few negatives
-    that look like positives fill the corner, the AUROC hardly sees them and the area lies below. Look at the validation
-    scores of a tuned cross-entropy: above some .01, training for the rectangle helped in ``benchmarks/regimes.py``.
-
-    Args:
-        preds: scores, as in :func:`two_way_partial_auroc`.
-        target: labels 1 and 0 of the same shape.
-        min_tpr: lower bound of the true positive rate, in [0, 1).
-        max_fpr: upper bound of the false positive rate, in (0, 1].
-
-    Returns:
-        The area of that curve less the area of the scores, in [-1, 1], float64 tensor of shape ``()``.
-
-    Raises:
-        ArgumentError: if an argument is out of range.
-
-    Example:
-        >>> normal = torch.special.ndtri((torch.arange(1000) + 0.5) / 1000)
-        >>> preds, target = torch.cat([normal + 2.5, normal]), torch.tensor([1] * 1000 + [0] * 1000)
-        >>> print(f"{corner_gap(preds, target, 0.3, 0.02):.3f}")
-        0.000
-        >>> preds[1000:1020] = 4.0  # twenty negatives that look like positives
-        >>> print(f"{corner_gap(preds, target, 0.3, 0.02):.3f}")
-        0.207
-    """
-    found, auroc = (two_way_partial_auroc(preds, target, *r) for r in ((min_tpr, max_fpr), (0.0, 1.0)))
-    fpr = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000 * max_fpr
-    curve = torch.special.ndtr(torch.special.ndtri(fpr) + 2**0.5 * torch.special.ndtri(auroc.cpu()))
-    return (curve - min_tpr).clamp_min(0).mean() / (1 - min_tpr) - found.cpu()
-
-
 @dataclass(eq=False)
 class AskedAreas:
     """The checked arguments of :func:`two_way_partial_auroc` and of its metric, and the areas that they ask for.

@@ -1,7 +1,6 @@
 import math
 import warnings
 from functools import partial
-from statistics import NormalDist
 
 import numpy as np
 import pandas as pd
@@ -11,10 +10,10 @@ from sklearn.metrics import roc_auc_score
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.functional import decision_threshold, fit_calibration, roc_polyline
-from lightning_tpauc.functional.tpauc import corner_gap, two_way_partial_auroc
+from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 from lightning_tpauc.metrics import TwoWayPartialAUROC
 from tests.helpers.tolerances import assert_close
-from tests.reference.tpauc import naive_tpauc, normal_tpauc
+from tests.reference.tpauc import naive_tpauc
 
 RECTANGLES = [(0.5, 0.5), (0.0, 1.0), (0.0, 0.3), (0.6, 1.0), (0.25, 0.75), (0.9, 0.1), (1 / 3, 2 / 7), (0.999, 0.001)]
 
@@ -89,16 +88,6 @@ def test_one_way_equals_sklearn_without_mcclish(max_fpr, decimals):
     chance = max_fpr**2 / 2
     area = standardised if max_fpr == 1 else chance + (2 * standardised - 1) * (max_fpr - chance)
     assert_close(two_way_partial_auroc(scores, target, min_tpr=0.0, max_fpr=max_fpr), area / max_fpr)
-
-
-@pytest.mark.parametrize("shift", [0.5, 2.5])
-def test_the_gap_is_to_the_curve_of_two_normal_distributions_with_that_auroc(shift):
-    generator = torch.Generator().manual_seed(0)
-    target = (torch.rand(500, generator=generator) < 0.3).long()
-    preds = torch.randn(500, generator=generator).exp() + shift * target
-    expected_shift = 2**0.5 * NormalDist().inv_cdf(roc_auc_score(target, preds))
-    expected = normal_tpauc(expected_shift, 0.3, 0.1) - float(two_way_partial_auroc(preds, target, 0.3, 0.1))
-    assert float(corner_gap(preds, target, 0.3, 0.1)) == pytest.approx(expected, abs=1e-5)
 
 
 def test_logits_and_probabilities_rank_alike():
