@@ -9,12 +9,11 @@ is the same on every platform and with every version of numpy.
 from __future__ import annotations
 
 import math
-import operator
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -140,27 +139,18 @@ def as_seed(seed: Any, name: str, bits: int = 64) -> int:
     return int(seed)
 
 
-class _Generator(NamedTuple):
-    """One of the global generators that augmentations draw from."""
-
-    get: Callable[[], Any]
-    set: Callable[[Any], Any]
-    seed: Callable[[int], Any]
-    same: Callable[[Any, Any], bool]
-
-
 # Only the default CPU generator of torch is seeded. torch.manual_seed would also queue seeds for every GPU.
 _TORCH = torch.default_generator
-_GENERATORS = {
-    "random": _Generator(random.getstate, random.setstate, random.seed, operator.eq),
-    "numpy": _Generator(
-        np.random.get_state,
-        np.random.set_state,
-        lambda word: np.random.seed(word & 0xFFFFFFFF),
-        lambda one, other: one[2:] == other[2:] and np.array_equal(one[1], other[1]),
-    ),
-    "torch": _Generator(_TORCH.get_state, _TORCH.set_state, _TORCH.manual_seed, torch.equal),
+#: How to read, restore and seed each of the global generators that augmentations draw from.
+_GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[int], Any]]] = {
+    "random": (random.getstate, random.setstate, random.seed),
+    "numpy": (np.random.get_state, np.random.set_state, lambda word: np.random.seed(word & 0xFFFFFFFF)),
+    "torch": (_TORCH.get_state, _TORCH.set_state, _TORCH.manual_seed),
 }
+
+
+def _states() -> dict[str, Any]:
+    return {name: get() for name, (get, _, _) in _GENERATORS.items()}
 
 
 @contextmanager
@@ -171,8 +161,8 @@ def seeded_items(seed: int, step: int, names: Iterable[str] = tuple(_GENERATORS)
     row) only. It does not depend on earlier draws, on the number of workers or ranks, or on a resume. What is yielded
     is to be called with the row of each item before the item is read.
     """
-    states = {name: generator.get() for name, generator in _GENERATORS.items()}
-    seeds = [_GENERATORS[name].seed for name in names]
+    states = _states()
+    seeds = [_GENERATORS[name][2] for name in names]
     key = _key_of(_mix(_key_of(seed, Purpose.AUGMENTATION) + step * _GOLDEN), Purpose.AUGMENTATION)
 
     def reseed(row: int) -> None:
@@ -184,7 +174,11 @@ def seeded_items(seed: int, step: int, names: Iterable[str] = tuple(_GENERATORS)
         yield reseed
     finally:
         for name, state in states.items():
-            _GENERATORS[name].set(state)
+            _GENERATORS[name][1](state)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else all(map(np.array_equal, one, other))
 
 
 class ItemReader:
@@ -200,14 +194,14 @@ class ItemReader:
 
     def read(self, get: Callable[[int], T], rows: list[int], step: int) -> list[T]:
         """``get(row)`` of each row, as it is in this step."""
-        others = {name: generator for name, generator in _GENERATORS.items() if name not in self._drawn}
         items: list[T] = []
         with seeded_items(self.seed, step, self._drawn) as reseed:
-            before = {name: generator.get() for name, generator in others.items()}
+            before = _states()
             for row in rows:
                 if self._drawn:
                     reseed(row)
                 items.append(get(row))
-            moved = {name for name, generator in others.items() if not generator.same(generator.get(), before[name])}
+            after = _states()
+        moved = {name for name in before.keys() - self._drawn if not _same(before[name], after[name])}
         self._drawn |= moved
         return self.read(get, rows, step) if moved else items

@@ -121,14 +121,6 @@ def say_which_weights(module: ScoringModel) -> None:
 
 # ---------------------------------------------------------------- equal settings of all ranks
 
-#: Attributes of a Trainer that decide how many batches and passes there are.
-_LIMITS = (
-    *("max_epochs", "max_steps", "min_epochs", "min_steps", "overfit_batches", "val_check_interval", "precision"),
-    *(f"limit_{part}_batches" for part in ("train", "val", "test", "predict")),
-    *("check_val_every_n_epoch", "num_sanity_val_steps"),
-)
-#: Attributes of a module that all ranks must share.
-_SETTINGS = ("score_activation", "gradient_clip_val", "chunk_size", "lr_scheduler_interval", "warmup", "num_positives")
 #: The address in the default ``repr`` of an object.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -152,26 +144,18 @@ def require_agreement(describe: Callable[[], dict[str, Any]]) -> None:
         raise ArgumentError(msg)
 
 
-def shared_settings(trainer: Trainer, module: ScoringModel, stages: dict[str, Any]) -> dict[str, Any]:
-    """What must be the same on all ranks: data and limits, and before a training also how and what is trained."""
+def shared_settings(trainer: Trainer, module: ScoringModel) -> dict[str, Any]:
+    """What a script may make differ between ranks unawares, such as data that are drawn or split at random."""
     datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
     function = trainer.state.fn
     data = datamodule.description(function.value) if function and hasattr(datamodule, "description") else {}
-    limits = {f"Trainer({name})": getattr(trainer, name) for name in _LIMITS}
-    shared = {"data module": type(datamodule).__name__, **data, **limits}
+    shared = {"data module": type(datamodule).__name__, **data}
     if function != TrainerFn.FITTING:
         return shared
-    return {
-        **shared,
-        "algorithm": module.algorithm,
-        "labels": module.trained_labels,
-        **{f"`{name}`": getattr(module, name, None) for name in _SETTINGS},
-        "optimizer": " ".join(repr(trainer.optimizers[0]).split()),
-        "lr_scheduler": [(type(c.scheduler).__name__, c.interval, c.frequency) for c in trainer.lr_scheduler_configs],
-        "stages": stages,
-        "init_from": module.init_from is not None,
-        "steps of the checkpoint": module.training_state.batches_seen,
-    }
+    state, labels = module.training_state, module.trained_labels
+    limits = {f"`{name}`": getattr(trainer, name) for name in ("max_epochs", "max_steps")}
+    own = {"algorithm": module.algorithm, "labels": labels, "steps of the checkpoint": state.batches_seen}
+    return {**shared, **limits, **own, "optimizer": " ".join(repr(trainer.optimizers[0]).split())}
 
 
 # ---------------------------------------------------------------- what is not finite

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import inspect
 import math
 import subprocess
 from collections import deque
@@ -136,15 +135,14 @@ class StageCallback(Callback):
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__
         trainer.callbacks = in_order(callbacks)  # type: ignore[attr-defined]
         if stage != TrainerFn.FITTING:
-            guards.require_agreement(lambda: guards.shared_settings(trainer, pl_module, {}))
+            guards.require_agreement(lambda: guards.shared_settings(trainer, pl_module))
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         module: ScoringModel = pl_module
         state, evaluation = module.training_state, evaluation_of(trainer)
         _require_one_optimizer(trainer)
-        settings = {name: getattr(self, name) for name in inspect.signature(StageCallback).parameters}
-        guards.require_agreement(lambda: guards.shared_settings(trainer, module, settings))
+        guards.require_agreement(lambda: guards.shared_settings(trainer, module))
         saved_training.check_savable(trainer)
         saved_training.offer_hyperparameters(trainer, module)
         first, state.has_started, state.loss_was_logged = not state.has_started, True, False

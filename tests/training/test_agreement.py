@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset, random_split
 
-from lightning_tpauc import NegativeStream, PosNegDataModule, StageCallback, TPAUCModule
+from lightning_tpauc import NegativeStream, PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import SOTA, STACO
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.training.guards import require_agreement
@@ -93,22 +93,14 @@ def make_module(algorithm=None, lr=0.1, **kwargs):
     return TPAUCModule(nn.Linear(3, 1), algorithm or STACO(), sgd(lr), **kwargs)
 
 
-def step_lr(optimizer):
-    return torch.optim.lr_scheduler.StepLR(optimizer, 3)
-
-
 MODULES = {
     "algorithm": (lambda rank: make_module([STACO(), SOTA()][rank]), "algorithm: STACO("),
     "rectangle": (lambda rank: make_module(STACO(0.5 + 0.1 * rank, 0.5)), "algorithm: STACO(min_tpr=0.5"),
     "lr": (lambda rank: make_module(lr=0.1 * 2**rank), "lr: 0.1"),
-    "scheduler": (
-        lambda rank: make_module(lr_scheduler=[None, step_lr][rank]),
-        "lr_scheduler: [('LinearWarmup', 'step', 1)] on rank 0",
-    ),
 }
 
 
-def on_trainers(*cases, fn="fit", stages=lambda rank: {}, **limits):
+def on_trainers(*cases, fn="fit", **limits):
     """What comes of each case on both ranks: the message of an error, or the number of steps.
 
     A case makes module and data for a rank; each builds all for itself, as a launched script does.
@@ -117,13 +109,7 @@ def on_trainers(*cases, fn="fit", stages=lambda rank: {}, **limits):
     def work(rank, world):
         found = []
         for make_module_of, make_data_of in cases:
-            trainer = make_trainer(
-                precision="32-true",
-                strategy="ddp",
-                devices=2,
-                callbacks=[StageCallback(**stages(rank))],
-                **{key: value(rank) if callable(value) else value for key, value in limits.items()},
-            )
+            trainer = make_trainer(precision="32-true", strategy="ddp", devices=2, **limits)
             try:
                 getattr(trainer, fn)(make_module_of(rank), datamodule=make_data_of(rank))
                 found.append(trainer.global_step)
@@ -169,15 +155,6 @@ def test_other_data_are_refused_on_every_rank():
 def test_another_training_is_refused_on_every_rank():
     makers, texts = zip(*MODULES.values(), strict=True)
     assert_refused(on_trainers(*((make, make_data) for make in makers)), texts)
-
-
-@pytest.mark.ddp
-def test_other_stages_and_limits_are_refused():
-    case = plain_module, make_data
-    stages = on_trainers(case, stages=lambda rank: {"every_n_steps": 3 + rank})
-    assert_refused(stages, ["'every_n_steps': 3"])
-    limits = on_trainers(case, max_steps=lambda rank: 3 + rank, max_epochs=-1)
-    assert_refused(limits, ["Trainer(max_steps): 3 on rank 0, 4 on rank 1"])
 
 
 @pytest.mark.ddp
