@@ -21,10 +21,12 @@ from typing_extensions import Self
 from lightning_tpauc.errors import ArgumentError, CheckpointError, UnsupportedError
 from lightning_tpauc.functional.checks import as_index, check_choice, check_rectangle, eager, is_whole, require_range
 from lightning_tpauc.functional.duals import require_monotone
-from lightning_tpauc.functional.pairwise import TaskMasks, in_play, put_, there, widest_float
+from lightning_tpauc.functional.pairwise import Pairs, TaskMasks, in_play, put_, there, widest_float
 from lightning_tpauc.functional.staco import bounded_loss_unit, loss_unit_step, tail_loss
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 
+#: As many entries as an index may count are views of it.
+_NOTHING = torch.zeros((), device="cpu")
 #: Values of :attr:`Algorithm.tightness` at which validation evaluates the objective.
 TIGHTNESS_GRID: tuple[float, ...] = tuple(k / 20 for k in range(21))
 
@@ -518,7 +520,7 @@ class Algorithm(ABC):
         if masks is None:
             try:
                 # no value is read, so that a training step waits for none
-                torch.zeros(()).expand(self.num_positives or 0).index_select(0, index)
+                _NOTHING.expand(self.num_positives or 0).index_select(0, index)
                 return
             except IndexError:
                 pass
@@ -583,6 +585,8 @@ class PairwiseAlgorithm(Algorithm):
     :attr:`score_slope` and 1 over it.
     """
 
+    loss_unit: Tensor
+
     def __init__(
         self,
         min_tpr: float,
@@ -629,9 +633,7 @@ class PairwiseAlgorithm(Algorithm):
         """The unit of the loss; 0 where nothing is measured in it."""
         return {"loss_unit": self.loss_unit.mean()}
 
-    def update_units(
-        self, pos_scores: Tensor, neg_scores: Tensor, *, bounded: bool = False, masks: TaskMasks | None = None
-    ) -> tuple[Tensor | float, Tensor | float]:
+    def update_units(self, pairs: Pairs, *, bounded: bool = False) -> tuple[Tensor | float, Tensor | float]:
         r"""Take the batch's loss into L, and return two units: of this step's step sizes, and of the weights' loss.
 
         They are L and :math:`\max(L, L_B)`, or 1 if step sizes are absolute. ``bounded`` ones are at least the batch's
@@ -639,10 +641,9 @@ class PairwiseAlgorithm(Algorithm):
         """
         if self.step_units == "absolute":
             return 1.0, 1.0
-        negatives = None if masks is None else masks.with_dual_negatives
-        batch_loss = tail_loss(pos_scores, neg_scores, self.thetas()[1], self.surrogate, negatives)
+        masks, batch_loss = pairs.masks, tail_loss(pairs, self.thetas()[1]).to(self.loss_unit.dtype)
         unit = in_play(loss_unit_step(self.loss_unit, batch_loss, self._constant_loss), self.loss_unit, masks)
-        self.loss_unit.copy_(unit)
+        self.loss_unit = unit
         least = self._constant_loss if bounded else 0.0
         of_loss = in_play(bounded_loss_unit(unit, batch_loss, least), 1.0, masks)
         return (of_loss if bounded else in_play(unit, 1.0, masks)), of_loss

@@ -11,8 +11,8 @@ from torch import Tensor
 from lightning_tpauc.algorithms.base import PairwiseAlgorithm, PreviousScores, TrainingScores, scores_of_tasks
 from lightning_tpauc.functional import staco as lines
 from lightning_tpauc.functional.checks import check_choice, require_range
-from lightning_tpauc.functional.duals import activate_ties, exact_duals, nudge_down
-from lightning_tpauc.functional.pairwise import Pairs, put_
+from lightning_tpauc.functional.duals import border_thresholds, exact_duals
+from lightning_tpauc.functional.pairwise import Pairs, put_, ranked
 from lightning_tpauc.functional.surrogates import Surrogate
 
 
@@ -118,9 +118,10 @@ class SONX(PairwiseAlgorithm):
             (scores,) = scores_of_tasks(scores)
             rectangle, weight = (self.min_tpr, self.max_fpr), self.positive_weights
             duals = exact_duals(*scores, *rectangle, surrogate=self.surrogate, pos_weight=weight)
-            self.s.copy_(activate_ties(duals.s, scores.pos_scores, self.surrogate))
+            border = ranked(scores.neg_scores, self.max_fpr, None)
+            self.s.copy_(border_thresholds(scores.pos_scores, border, self.surrogate))
             # below its own tie as well: equal risks are selected
-            self.s_prime.copy_(nudge_down(duals.s_prime, duals.s_prime))
+            self.s_prime.copy_(duals.s_prime * (1.0 - 64.0 * torch.finfo(duals.s_prime.dtype).eps))
 
     def step(
         self,
@@ -132,23 +133,25 @@ class SONX(PairwiseAlgorithm):
     ) -> Tensor:
         r"""One step; the correction is left out for :math:`\gamma = 0`, and where nothing is known of ``previous``."""
         s, (theta0, theta1) = self.s[index], self.thetas()
-        unit, _ = self.update_units(pos_scores, neg_scores, bounded=True)
         pairs = Pairs(pos_scores, neg_scores, s, self.surrogate)
-        risk = lines.per_positive_risk(s, pairs.excess, theta1)
+        unit, _ = self.update_units(pairs, bounded=True)
+        tail = theta1 * pairs.num_neg
+        risk = lines.per_positive_risk(s, pairs.totals[0], tail)
         u = self.u[index].where(self.s_changed_at[index] >= 0, risk)
         selected = (u > self.s_prime).to(u.dtype)  # theta_0 q_i
-        weighted = pairs.weighted_sum(lines.excess_weights(selected, theta0, theta1))
-        loss = lines.minmax_loss(weighted, selected, s, self.s_prime, theta0) / unit
+        weights = lines.pair_weights(selected, theta0, tail, unit)
+        value = lines.minmax_value(weights, risk - self.s_prime, self.s_prime, tail, unit)
+        loss = pairs.attached(lambda: value, weights)
         u = (1.0 - self.tau) * u + self.tau * risk
         if previous is not None:
             before = self.s_replaced[index].where(self.s_changed_at[index] == self.steps - 1, s)
             pos, neg = (scores.detach() for scores in previous)
-            excess = Pairs(pos, neg, before, self.surrogate).excess
-            u = u + self.gamma * (risk - lines.per_positive_risk(before, excess, theta1))
+            excess, _ = Pairs(pos, neg, before, self.surrogate).totals
+            u = u + self.gamma * (risk - lines.per_positive_risk(before, excess, tail))
         beta = self.step_scale * self.beta * unit / selected.numel()
-        new = lines.threshold_step(s, selected, pairs.active, beta, theta0, theta1)
-        beta_prime = self.step_scale * self.beta_prime * unit
-        self.s_prime.copy_(lines.global_threshold_step(self.s_prime, selected.mean(), beta_prime, theta0))
+        new = s - lines.threshold_gradient(selected, pairs.active, theta1) * (beta / theta0)
+        beta_prime = self.step_scale * self.beta_prime
+        self.s_prime.copy_(lines.global_threshold_step(self.s_prime, selected.mean(), beta_prime, theta0, unit))
         put_(self.u, index, u)
         put_(self.s_replaced, index, s)
         put_(self.s, index, new)

@@ -11,7 +11,17 @@ from torch import Tensor
 from lightning_tpauc.algorithms.base import PairwiseAlgorithm
 from lightning_tpauc.algorithms.staco import STACO, Batch, PerPositiveDuals
 from lightning_tpauc.functional.checks import require_range
-from lightning_tpauc.functional.pairwise import TaskMasks, column, common_dtype, in_play, number, put_, with_gradients
+from lightning_tpauc.functional.pairwise import (
+    Pairs,
+    TaskMasks,
+    column,
+    common_dtype,
+    in_play,
+    number,
+    put_,
+    with_gradients,
+)
+from lightning_tpauc.functional.staco import threshold_gradient
 from lightning_tpauc.functional.surrogates import Surrogate
 
 # The logarithm of the averages' start, zero: finite, so that state can be checked for infinities, and so small that the
@@ -30,13 +40,13 @@ class _FullVectorDuals(PerPositiveDuals):
         s: Tensor,  # noqa: ARG002
         y: Tensor,
         active: Tensor,
-        beta: float | Tensor,
-        gamma: float | Tensor,
+        unit: float | Tensor,
     ) -> None:
         """All thresholds, by the proximal step of :class:`SOTA`."""
         own, masks, (theta0, theta1) = self.own, batch.masks, batch.thetas
         sampled, gradient = number(y, batch.pos_mask), torch.zeros_like(own.s)
-        put_(gradient, batch.index, y * (1.0 - active / column(theta1)) / column(theta0 * sampled))
+        put_(gradient, batch.index, threshold_gradient(y, active, theta1) / column(theta0 * sampled))
+        beta, gamma = own.step_scale * own.beta * unit, own.gamma * unit if own.has_stages else own.gamma
         beta, gamma = own.of_each_positive(beta), own.of_each_positive(gamma)
         count: float | Tensor = own.s.numel()
         if masks is not None:
@@ -203,7 +213,7 @@ class SOTAs(PairwiseAlgorithm):
         dtype = common_dtype(pos_scores, neg_scores, self.log_v)
         pos, neg = pos_scores.to(dtype), neg_scores.to(dtype)
         pos_mask, neg_mask = (None, None) if masks is None else (masks.pos, masks.neg)
-        unit, _ = self.update_units(pos, neg, bounded=True, masks=masks)
+        unit, _ = self.update_units(Pairs(pos, neg, torch.zeros_like(pos), self.surrogate, masks), bounded=True)
         with torch.no_grad():
             # logarithms, since the exponentials themselves would overflow
             differences = neg.unsqueeze(-2) - pos.unsqueeze(-1)

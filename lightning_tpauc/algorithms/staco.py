@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,17 +14,28 @@ from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional import duals
 from lightning_tpauc.functional import staco as lines
 from lightning_tpauc.functional.checks import check_choice, require_positive, require_range
-from lightning_tpauc.functional.pairwise import Pairs, TaskMasks, add_, column, in_play, masked_mean, put_, there
+from lightning_tpauc.functional.pairwise import (
+    Pairs,
+    TaskMasks,
+    add_,
+    column,
+    dot,
+    in_play,
+    masked_mean,
+    number,
+    put_,
+    ranked,
+    there,
+)
 from lightning_tpauc.functional.surrogates import Surrogate
 
 
 class Batch(NamedTuple):
-    """What a step knows of its batch, without a graph: scores, places of the positives, unit L of the step sizes."""
+    """What a step knows of its batch, without a graph: scores, and places of the positives."""
 
     pos: Tensor
     dual_neg: Tensor
     index: Tensor  # type: ignore[assignment]  # shadows tuple.index, which nobody calls on a batch
-    unit: Tensor | float
     thetas: tuple[float | Tensor, float | Tensor]
     masks: TaskMasks | None
 
@@ -51,6 +62,8 @@ class PerPositiveDuals:
     threshold_kind: Literal["positive", "dense"] = "positive"
     #: Whether any batch gives the variables their start.
     starts_from_batch: ClassVar[bool] = False
+    #: Whether no threshold is ever below 0.
+    nonnegative: ClassVar[bool] = False
 
     def __init__(self, algorithm: STACO) -> None:
         others = set(algorithm.state_specs)
@@ -71,7 +84,7 @@ class PerPositiveDuals:
         self.own.add_state("stage_steps", "scalar", dtype=torch.int32)
 
     @property
-    def global_threshold(self) -> Tensor:
+    def global_threshold(self) -> Tensor | None:
         """:math:`s'`, shape ``()``."""
         return self.own.s_prime
 
@@ -79,35 +92,36 @@ class PerPositiveDuals:
         """The thresholds ``(S,)`` of the sampled positives that the step goes by."""
         return self.own.s.take(batch.index)
 
-    def ascend(self, batch: Batch, risk: Tensor) -> Tensor:
-        """Line 1: the new dual weights ``(S,)`` of the sampled positives, given their risks."""
-        alpha, y = self.own.step_scale * self.own.alpha / batch.unit, self.own.y.take(batch.index)
-        y = there(lines.dual_weight_step(y, risk, self.own.s_prime, alpha, batch.thetas[0]), batch.pos_mask)
+    def ascend(self, batch: Batch, gap: Tensor, unit: float | Tensor) -> Tensor:
+        """Line 1: the new dual weights ``(S,)`` of the sampled positives, given their risks less :math:`s'`."""
+        alpha, y = self.own.step_scale * self.own.alpha, self.own.y.take(batch.index)
+        y = there(lines.dual_weight_step(y, gap, alpha, batch.thetas[0], unit), batch.pos_mask)
         put_(self.own.y, batch.index, y)
         return y
 
-    def descend(self, batch: Batch, s: Tensor, y: Tensor, active: Tensor) -> None:
-        """Lines 2 and 4, given the thresholds, the new dual weights and the share of active pairs, all ``(S,)``."""
-        unit, masks = batch.unit, batch.masks
-        # the proximal term divides s by gamma, and has no unit where gamma has that of s; STACO1 has no such term
-        gamma = self.own.gamma * unit if self.own.has_stages else self.own.gamma
-        self.descend_thresholds(batch, s, y, active, self.own.step_scale * self.own.beta * unit, gamma)
-        mean = masked_mean(y, batch.pos_mask)
-        beta_prime = self.own.step_scale * self.own.beta_prime * unit
-        s_prime = lines.global_threshold_step(self.own.s_prime, mean, beta_prime, batch.thetas[0])
-        self.own.s_prime.copy_(in_play(s_prime, self.own.s_prime, masks))
+    def descend(self, batch: Batch, s: Tensor, y: Tensor, pairs: Pairs, unit: float | Tensor) -> None:
+        """Lines 2 and 4, given the thresholds, the new dual weights, all ``(S,)``, and the pairs."""
+        masks, theta0 = batch.masks, batch.thetas[0]
+        self.descend_thresholds(batch, s, y, pairs.active, unit)
+        mean, beta_prime = masked_mean(y, batch.pos_mask), self.own.step_scale * self.own.beta_prime
+        s_prime = lines.global_threshold_step(self.own.s_prime, mean, beta_prime, theta0, unit)
+        self.own.s_prime = in_play(s_prime.to(self.own.s_prime.dtype), self.own.s_prime, masks)
         self.own.stage_steps.add_(1 if masks is None else masks.pos.any(-1))
         self.own.s_prime_sum.add_(in_play(self.own.s_prime, 0.0, masks))
 
-    def descend_thresholds(
-        self, batch: Batch, s: Tensor, y: Tensor, active: Tensor, beta: float | Tensor, gamma: float | Tensor
-    ) -> None:
+    def descend_thresholds(self, batch: Batch, s: Tensor, y: Tensor, active: Tensor, unit: float | Tensor) -> None:
         """Line 2."""
-        anchor = self.own.s_anchor.take(batch.index) if self.own.has_stages else None
-        new = lines.threshold_step(s, y, active, beta, *batch.thetas, anchor=anchor, gamma=gamma)
-        new = new if batch.masks is None else torch.where(batch.masks.pos, new, s)
-        put_(self.own.s, batch.index, new)
-        add_(self.own.s_moments, batch.index, (new - s) * column(self.own.stage_steps))
+        # the proximal term divides s by gamma, and has no unit where gamma has that of s; STACO1 has no such term
+        offset = s - self.own.s_anchor.take(batch.index) if self.own.has_stages else None
+        gradient = there(
+            lines.threshold_gradient(y, active, batch.thetas[1], offset, self.own.gamma * unit), batch.pos_mask
+        )
+        beta = self.own.step_scale * self.own.beta / batch.thetas[0]
+        if isinstance(beta, Tensor) or not isinstance(unit, Tensor):
+            beta, unit = 1.0, beta * unit
+        gradient = gradient * column(unit)
+        add_(self.own.s, batch.index, gradient, -beta)
+        add_(self.own.s_moments, batch.index, gradient * column(self.own.stage_steps), -beta)
 
     def diagnostics(self) -> dict[str, Tensor]:
         r""":math:`s'`, and the means of :math:`s_i` and :math:`y_i`."""
@@ -167,8 +181,8 @@ class PerPositiveDuals:
         """The exact solution of one label; ``places`` say which positives the scores belong to, if not to all."""
         min_tpr, max_fpr = self.own.rectangles[label]
         weight = self.own.positive_weights if places is None else None
-        s, y, s_prime = duals.exact_duals(*scores, min_tpr, max_fpr, surrogate=self.own.surrogate, pos_weight=weight)
-        s = duals.activate_ties(s, scores.pos_scores, self.own.surrogate)
+        _, y, s_prime = duals.exact_duals(*scores, min_tpr, max_fpr, surrogate=self.own.surrogate, pos_weight=weight)
+        s = duals.border_thresholds(scores.pos_scores, ranked(scores.neg_scores, max_fpr, None), self.own.surrogate)
         if places is None:
             self.own.entries(self.own.s, label).copy_(s)
             self.own.entries(self.own.y, label).copy_(y)
@@ -180,6 +194,8 @@ class PerPositiveDuals:
         (self.own.s_prime if self.own.tasks is None else self.own.s_prime[label]).copy_(s_prime)
 
 
+#: How fast the borders follow the batches: they forget all but e^-1 of a value in ten steps.
+_BORDER_RATE = 0.1
 # What steers the variables of each positive, and what STACO has where nobody says otherwise.
 _STEERING = {"alpha": 1.0, "beta": 1.0, "beta_prime": 1.0, "dual_init": "exact", "stage_restart": "exact"}
 
@@ -194,7 +210,7 @@ class TrackedDuals(PerPositiveDuals):
     See :mod:`lightning_tpauc.functional.duals`. Nothing is kept for a positive, and nothing has a step size.
     """
 
-    starts_from_batch = True
+    starts_from_batch = nonnegative = True
 
     @staticmethod
     def check(algorithm: STACO) -> None:
@@ -208,26 +224,25 @@ class TrackedDuals(PerPositiveDuals):
             raise ArgumentError(msg)
 
     def declare(self) -> None:
-        """Two borders, and how many steps they have followed."""
+        """Two borders, and how fast they follow the next batch."""
         self.own.add_state("neg_border", "scalar")
         self.own.add_state("pos_border", "scalar")
-        self.own.add_state("border_steps", "scalar", dtype=torch.int32)
+        self.own.add_state("border_rate", "scalar", fill=1.0)
 
     @property
-    def global_threshold(self) -> Tensor:
-        r"""0: :math:`s'` cancels where the mean of y is :math:`\theta_0`, and no gradient depends on it."""
-        return torch.zeros_like(self.own.neg_border)
+    def global_threshold(self) -> None:
+        r""":math:`s'` cancels where the mean of y is :math:`\theta_0`, and no gradient depends on it."""
 
     def thresholds(self, batch: Batch) -> Tensor:
         r"""The borders take in the batch; then :math:`s_i = \ell(c - h_i)`."""
         self._move(*duals.border_scores(batch.pos, batch.dual_neg, *self.own.thetas(), batch.dual_masks), batch.masks)
         return duals.border_thresholds(batch.pos, self.own.neg_border, self.own.surrogate)
 
-    def ascend(self, batch: Batch, risk: Tensor) -> Tensor:  # noqa: ARG002
+    def ascend(self, batch: Batch, gap: Tensor, unit: float | Tensor) -> Tensor:  # noqa: ARG002
         r""":math:`y_i = 1[h_i \le p]`."""
         return duals.border_weights(batch.pos, self.own.pos_border, batch.thetas[0], batch.pos_mask)
 
-    def descend(self, batch: Batch, s: Tensor, y: Tensor, active: Tensor) -> None:
+    def descend(self, *_: Any) -> None:
         """Nothing is left to do."""
 
     def diagnostics(self) -> dict[str, Tensor]:
@@ -241,7 +256,7 @@ class TrackedDuals(PerPositiveDuals):
 
     def start(self, scores: TrainingScores | Sequence[TrainingScores] | None) -> None:
         """The borders of ``scores``, or of the next batch."""
-        self.own.border_steps.zero_()
+        self.own.border_rate.fill_(1.0)
         if scores is None:
             return
         borders = []
@@ -253,14 +268,21 @@ class TrackedDuals(PerPositiveDuals):
 
     def finish_stage(self) -> None:
         """The averaged weights have other scores: begin anew."""
-        self.own.border_steps.zero_()
+        self.own.border_rate.fill_(1.0)
 
     restart = start
 
     def _move(self, pos: Tensor, neg: Tensor, masks: TaskMasks | None) -> None:
-        for border, of_batch in ((self.own.pos_border, pos), (self.own.neg_border, neg)):
-            border.copy_(in_play(duals.border_step(border, of_batch, self.own.border_steps), border, masks))
-        self.own.border_steps.add_(1 if masks is None else masks.pos.any(-1))
+        r"""The running means :math:`c \leftarrow c + 0.1\,(c_B - c)`, at first the batch's own."""
+        own = self.own
+        for name, of_batch in (("pos_border", pos), ("neg_border", neg)):
+            border = getattr(own, name)
+            moved = torch.lerp(border, of_batch.to(border.dtype), own.border_rate)
+            setattr(own, name, in_play(moved, border, masks))
+        if masks is None:
+            own.border_rate.fill_(_BORDER_RATE)
+        else:
+            own.border_rate.masked_fill_(masks.pos.any(-1), _BORDER_RATE)
 
 
 def _copies(scores: Tensor, weight: Tensor) -> Tensor:
@@ -351,6 +373,7 @@ class STACO(PairwiseAlgorithm):
         "s_prime_sum": "beta_prime",
     }
     averages_iterates = True
+    s_prime: Tensor
 
     def __init__(
         self,
@@ -435,23 +458,33 @@ class STACO(PairwiseAlgorithm):
     ) -> Tensor:
         """Lines 1 to 4, all with the values from before the step except the new dual weights."""
         pos, dual_neg = pos_scores.detach(), dual_neg_scores.detach()
-        unit, of_loss = self.update_units(pos, dual_neg, masks=masks)
-        batch = Batch(pos, dual_neg, index, unit, self.thetas(self.active_share.dtype), masks)
+        batch = Batch(pos, dual_neg, index, self.thetas(self.active_share.dtype), masks)
         (theta0, theta1), pos_mask = batch.thetas, batch.pos_mask
         if not all(self._started):
             self._duals.start_from_batch(batch, self._started)
         s = self._duals.thresholds(batch)
         dual = None if self.share_negatives else dual_neg_scores
-        pairs = Pairs(pos_scores, neg_scores, s, self.surrogate, masks, dual)
+        pairs = Pairs(pos_scores, neg_scores, s, self.surrogate, masks, dual, nonnegative=self._duals.nonnegative)
+        unit, of_loss = self.update_units(pairs.dual)
         # line 1, on the dual negatives
-        y = self._duals.ascend(batch, lines.per_positive_risk(s, pairs.dual_excess, theta1))
+        s_prime, tail = self._duals.global_threshold, theta1 * pairs.num_neg
+
+        def gap_of(pairs: Pairs) -> Tensor:
+            risk = lines.per_positive_risk(s, pairs.totals[0], theta1 * pairs.num_neg)
+            return risk if s_prime is None else risk - column(s_prime)
+
+        gap = gap_of(pairs.dual)
+        y = self._duals.ascend(batch, gap, unit)
+
         # line 3, the loss for the weights, on the other negatives
-        weighted = pairs.weighted_sum(lines.excess_weights(y, theta0, theta1, pos_mask))
-        loss = lines.minmax_loss(weighted, y, s, self._duals.global_threshold, theta0, pos_mask) / of_loss
+        weights = lines.pair_weights(y, theta0, tail, of_loss, pos_mask)
+        loss = pairs.attached(
+            lambda: lines.minmax_value(weights, gap if dual is None else gap_of(pairs), s_prime, tail, of_loss), weights
+        )
         # lines 2 and 4
-        self._duals.descend(batch, s, y, pairs.active)
-        share = in_play(masked_mean(pairs.active * y, pos_mask), self.active_share, masks)
-        self.active_share.lerp_(share.to(self.active_share.dtype), 0.05)
+        self._duals.descend(batch, s, y, pairs, unit)
+        share = dot(pairs.totals[1], y) / (number(y, pos_mask) * pairs.num_neg)
+        self.active_share.lerp_(in_play(share.to(self.active_share.dtype), self.active_share, masks), 0.05)
         return loss
 
     # ---------------------------------------------------------------- stages

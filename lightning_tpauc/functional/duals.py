@@ -21,12 +21,9 @@ from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import as_float_tensor, check_finite, check_rectangle, check_scores
-from lightning_tpauc.functional.pairwise import TaskMasks, ceil_count, column, common_dtype, highest, number
+from lightning_tpauc.functional.pairwise import TaskMasks, ceil_count, column, common_dtype, constant, number, ranked
 from lightning_tpauc.functional.staco import in_double, tail_risk
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
-
-#: How fast the borders follow the batches: they forget all but e^-1 of a value in ten steps.
-_BORDER_RATE = 0.1
 
 
 class ExactDuals(NamedTuple):
@@ -125,30 +122,6 @@ def exact_duals(
     return ExactDuals(s.to(dtype), y.to(dtype), s_prime.to(dtype))
 
 
-def activate_ties(thresholds: Tensor, pos_scores: Tensor, surrogate: Surrogate) -> Tensor:
-    r"""Exact thresholds, lowered until the losses that equal them exceed them in spite of rounding.
-
-    A pair is active where :math:`\ell_{ij} > s_i`. Exact thresholds lie where they are equal, for one negative of each
-    positive, and for all of a model that starts at zero. Left there, rounding would decide about each pair, so that
-    another number of processes trained otherwise, and equal scores would never move.
-
-    Thresholds ``(n_pos,)`` of at least 0 fall by 64 units in the last place of the scores, and of the loss: more than
-    two forward passes of one model differ by. 0 stays 0.
-    """
-    slack = thresholds
-    if surrogate.inverse is not None:
-        # The score of the negative at the kink less the positive's. Where the loss is bounded and the threshold is its
-        # maximum, that is where it reaches the maximum: seen from just below.
-        t = surrogate.inverse(nudge_down(thresholds, thresholds))
-        slack = slack + (surrogate.derivative(t) * (t.abs() + pos_scores.abs())).nan_to_num(0.0)
-    return nudge_down(thresholds, slack)
-
-
-def nudge_down(values: Tensor, scale: Tensor) -> Tensor:
-    """Float ``values`` of at least 0, less 64 times the precision of what ``scale`` measures; never below 0."""
-    return (values - 64.0 * torch.finfo(values.dtype).eps * scale).clamp_min(0.0)
-
-
 def _upper_quantile(g: Tensor, theta: float) -> tuple[Tensor, Tensor]:
     r"""The y of mean :math:`\theta_0` that maximises the sum of y_i g_i, and the quantile at its border."""
     n = g.shape[0]
@@ -191,19 +164,21 @@ def border_scores(
     :math:`\lceil \theta_1 n_- \rceil`-th highest of the negatives.
     """
     pos_mask, neg_mask = (None, None) if masks is None else (masks.pos, masks.neg)
-    return -highest(-pos_scores, theta0, pos_mask), highest(neg_scores, theta1, neg_mask)
-
-
-def border_step(border: Tensor, batch_border: Tensor, steps: Tensor) -> Tensor:
-    r"""The running mean :math:`c \leftarrow c + 0.1\,(c_B - c)`, at first the batch's own."""
-    batch_border = batch_border.to(border.dtype)
-    return torch.where(steps > 0, torch.lerp(border, batch_border, _BORDER_RATE), batch_border)
+    return ranked(pos_scores, theta0, pos_mask, largest=False), ranked(neg_scores, theta1, neg_mask)
 
 
 def border_thresholds(pos_scores: Tensor, neg_border: Tensor, surrogate: Surrogate) -> Tensor:
-    r"""Each positive's threshold :math:`s_i = \ell(c - h_i)`, lowered so that a negative on the border is active."""
+    r"""Each positive's threshold :math:`s_i = \ell(c - h_i)`, lowered so that a negative on the border is active.
+
+    A pair is active where :math:`\ell_{ij} > s_i`. Exact thresholds lie where they are equal, for one negative of each
+    positive, and for all of a model that starts at zero. Left there, rounding would decide about each pair, so that
+    another number of processes trained otherwise, and equal scores would never move. So the border is lowered by 64
+    units in the last place of the scores, and the loss there by as many of its own: more than two forward passes of
+    one model differ by. 0 stays 0.
+    """
     pos = pos_scores.to(common_dtype(pos_scores, neg_border))
-    return activate_ties(surrogate.value(column(neg_border.to(pos.dtype)) - pos), pos, surrogate)
+    t, slack = column(neg_border.to(pos.dtype)) - pos, 64.0 * torch.finfo(pos.dtype).eps
+    return surrogate.value(t.sub(torch.hypot(t, pos), alpha=slack)) * (1.0 - slack)
 
 
 def border_weights(
@@ -214,14 +189,15 @@ def border_weights(
     Where positives lie on the border itself, as all of a constant model do, each gets the one share that makes the mean
     :math:`\theta_0`, as far as it can.
     """
-    dtype = common_dtype(pos_scores, pos_border)
-    border = column(pos_border.to(dtype))
-    distance = pos_scores.to(dtype) - border
-    # Two forward passes of one example differ in the last digits.
-    slack = 64.0 * torch.finfo(dtype).eps * border.abs()
-    tied, below = distance.abs() <= slack, distance < -slack
+    dtype, device = common_dtype(pos_scores, pos_border), pos_scores.device
+    # Two forward passes of one example differ in the last digits, so the border has two edges, in either order.
+    slack, least = 64.0 * torch.finfo(dtype).eps, torch.finfo(dtype).tiny
+    factors, offsets = constant((1.0 - slack, 1.0 + slack), dtype, device), constant((-least, least), dtype, device)
+    edges = torch.addcmul(offsets, pos_border.to(dtype).unsqueeze(-1), factors)
+    below = pos_scores.unsqueeze(-2) < edges.unsqueeze(-1)  # (2, S)
     if mask is not None:
-        tied, below = tied & mask, below & mask
-    weights = below.to(dtype)
-    left = theta0 * number(distance, mask) - weights.sum(-1)
-    return torch.where(tied, column((left / tied.sum(-1)).clamp(0.0, 1.0)), weights)
+        below = below & mask.unsqueeze(-2)
+    below = below.to(dtype)
+    first, second = below.sum(-1).unbind(-1)
+    share = ((theta0 * number(pos_scores, mask) - first) / (second - first)).clamp(0.0, 1.0).nan_to_num(0.0)
+    return torch.lerp(below[..., 0, :], below[..., 1, :], column(share))

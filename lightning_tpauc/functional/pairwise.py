@@ -17,8 +17,9 @@ several labels leave out what pads a row and what was not measured; masked score
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -72,9 +73,26 @@ def column(x: Number) -> Number:
     return x.unsqueeze(-1) if isinstance(x, Tensor) and x.ndim else x  # type: ignore[return-value]  # a tensor for one
 
 
-def add_scaled(x: Tensor, y: Tensor, factor: float | Tensor) -> Tensor:
-    """``x + factor * y``, in one pass where the factor is one number."""
-    return x + y * column(factor) if isinstance(factor, Tensor) else torch.add(x, y, alpha=factor)
+def add_scaled(x: Tensor, y: Tensor, factor: float | Tensor, unit: float | Tensor = 1.0) -> Tensor:
+    """``x + factor * y / unit``, in one pass where the factor is one number."""
+    if isinstance(factor, Tensor):
+        scale = factor / unit
+        return x + y * (column(scale) if y.ndim > scale.ndim else scale)
+    return torch.addcdiv(x, y, unit, value=factor) if isinstance(unit, Tensor) else x.add(y, alpha=factor / unit)
+
+
+def dot(x: Tensor, y: Tensor) -> Tensor:
+    """The sum of products along the last dimension."""
+    return torch.dot(x, y) if x.ndim == 1 and x.dtype == y.dtype else (x * y).sum(-1)
+
+
+def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A short tensor, which is sent to the device once."""
+    make: Callable[..., Tensor] = torch.tensor if torch.compiler.is_compiling() else _remembered
+    return make(values, dtype=dtype, device=device)
+
+
+_remembered = lru_cache(torch.tensor)
 
 
 def number(scores: Tensor, mask: Tensor | None) -> int | Tensor:
@@ -115,21 +133,21 @@ def _tolerance(n: int) -> float:
     return max(1e-9, 2.0**-52 * n)
 
 
-def highest(scores: Tensor, share: float | Tensor, mask: Tensor | None) -> Tensor:
-    r"""The :math:`\lceil \theta n \rceil`-th highest score, at least the highest.
+def ranked(scores: Tensor, share: float | Tensor, mask: Tensor | None, *, largest: bool = True) -> Tensor:
+    r"""The :math:`\lceil \theta n \rceil`-th highest score, at least the highest; or the lowest.
 
-    With a mask, ``share`` may be a tensor ``(K,)`` of the device's most precise dtype, and the result is minus infinity
-    for a label without scores.
+    With a mask, ``share`` may be a tensor ``(K,)`` of the device's most precise dtype, and the result is infinite for a
+    label without scores.
     """
     if mask is None:
         rank = max(1, ceil_count(float(share), scores.shape[-1]))
-        return torch.topk(scores, rank, sorted=False).values.min()
+        return torch.topk(scores, rank, largest=largest).values[..., -1]
     dtype = widest_float(scores.device)
     count = mask.sum(-1).to(dtype)
     # as `ceil_count` does for numbers on the host
     slack = (torch.finfo(dtype).eps * count).clamp_min(1e-9)
     place = (count * share - slack).ceil().long().clamp_min(1) - 1
-    down = scores.masked_fill(~mask, -torch.inf).sort(-1, descending=True).values
+    down = scores.masked_fill(~mask, -torch.inf if largest else torch.inf).sort(-1, descending=largest).values
     return down.gather(-1, place.unsqueeze(-1)).squeeze(-1)
 
 
@@ -138,16 +156,16 @@ def put_(state: Tensor, index: Tensor, values: Tensor) -> None:
     state.index_copy_(0, index.reshape(-1), values.to(state.dtype).reshape(-1))
 
 
-def add_(state: Tensor, index: Tensor, values: Tensor) -> None:
-    """Add ``values`` to the entries ``index`` of per-positive state; to those that come twice, 0 is added."""
-    state.index_add_(0, index.reshape(-1), values.to(state.dtype).reshape(-1))
+def add_(state: Tensor, index: Tensor, values: Tensor, factor: float = 1.0) -> None:
+    """Add ``factor * values`` to the entries ``index`` of per-positive state; to those that come twice, 0 is added."""
+    state.index_add_(0, index.reshape(-1), values.to(state.dtype).reshape(-1), alpha=factor)
 
 
 def common_dtype(*tensors: Tensor) -> torch.dtype:
     """The widest dtype of ``tensors``, at least float32: sums over pairs lose too much in half precision."""
     dtype = torch.float32
     for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
+        dtype = dtype if tensor.dtype == dtype else torch.promote_types(dtype, tensor.dtype)
     return dtype
 
 
@@ -255,42 +273,51 @@ class Pairs:
         masks: TaskMasks | None = None,
         dual_neg: Tensor | None = None,
         method: str = "auto",
+        *,
+        nonnegative: bool = False,
     ) -> None:
         tensors = [pos, neg, thresholds] if dual_neg is None else [pos, neg, thresholds, dual_neg]
         if any(x.dtype != torch.float32 for x in tensors):
             dtype = common_dtype(*tensors)
             pos, neg, thresholds, *_ = tensors = [x.to(dtype) for x in tensors]
-        neg_mask, self._dual_excess = None if masks is None else masks.neg, None
-        self._pos, self._neg, self.num_neg = pos, neg, column(number(neg, neg_mask))
+        neg_mask = None if masks is None else masks.neg
+        self.loss, self.masks, self.num_neg = loss, masks, number(neg, neg_mask)
+        self.pos, self.neg = pos, neg
         # Detached scores instead of torch.no_grad(), which costs a step of a small batch two per cent.
         constants = pos.detach(), neg.detach(), thresholds.detach()
+        #: The same positives with the dual negatives; this object itself where there are no others.
+        self.dual = self
         if dual_neg is not None:
             dual_masks = None if masks is None else masks.with_dual_negatives
-            dual_neg = tensors[3].detach()
-            self._dual_excess = mean_excess(constants[0], dual_neg, constants[2], loss, dual_masks, method)
+            self.dual = Pairs(constants[0], tensors[3].detach(), constants[2], loss, dual_masks, method=method)
         kind = SortedSums if _sorts(pos, neg, loss, method) else DenseSums
         self._sums: SortedSums | DenseSums = kind(*constants, loss, neg_mask)
+        self._sums.nonnegative = nonnegative  # whether the thresholds are at least 0 for certain
 
-    @computed_once
+    @property
+    def totals(self) -> tuple[Tensor, Tensor]:
+        r"""``(S,)`` each: :math:`\sum_j (\ell_{ij} - s_i)_+`, and how many negatives have :math:`\ell_{ij} > s_i`."""
+        return self._sums.totals
+
+    @property
     def excess(self) -> Tensor:
         r"""``(S,)``, :math:`\frac1B \sum_j (\ell_{ij} - s_i)_+`."""
-        return self._sums.totals[0] / self.num_neg
+        return self._sums.totals[0] / column(self.num_neg)
 
-    @computed_once
+    @property
     def active(self) -> Tensor:
         r"""``(S,)``, the share of negatives with :math:`\ell_{ij} > s_i`."""
-        return self._sums.totals[1] / self.num_neg
-
-    def gradients(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        r"""The gradients of :math:`\sum_i y_i\,\mathrm{excess}_i` by the positives' and the negatives' scores."""
-        y = y.to(self._pos.dtype)
-        of_pos, of_neg = self._sums.grad_sums(y)
-        return of_pos * y / -self.num_neg, of_neg / self.num_neg
+        return self._sums.totals[1] / column(self.num_neg)
 
     @property
     def dual_excess(self) -> Tensor:
         """``(S,)``, the mean excess losses on the dual negatives; :attr:`excess` where there are no others."""
-        return self.excess if self._dual_excess is None else self._dual_excess
+        return self.dual.excess
+
+    def gradients(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        r"""The gradients of :math:`\sum_i y_i\,\mathrm{excess}_i` by the positives' and the negatives' scores."""
+        of_pos, of_neg = self._sums.grad_sums(y.to(self.pos.dtype) / column(self.num_neg))
+        return -of_pos, of_neg
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         r""":math:`\sum_i y_i\,\mathrm{excess}_i`, differentiable with respect to the scores.
@@ -308,13 +335,25 @@ class Pairs:
         Raises:
             ArgumentError: unless there is one weight for every positive.
         """
-        if weights.shape != self._pos.shape:
-            raise ArgumentError(_not_per_positive(weights, "weights", self._pos))
-        y = weights.detach().to(self._pos.dtype)
-        if not torch.is_grad_enabled() or not (self._pos.requires_grad or self._neg.requires_grad):
-            return (self.excess * y).sum(-1)
-        gradients = self.gradients(y)  # first: see DenseSums
-        return with_gradients((self.excess * y).sum(-1), self._pos, self._neg, *gradients)
+        if weights.shape != self.pos.shape:
+            raise ArgumentError(_not_per_positive(weights, "weights", self.pos))
+        y = weights.detach().to(self.pos.dtype)
+        return self.attached(lambda: (self.excess * y).sum(-1), y / column(self.num_neg))
+
+    def attached(self, value: Callable[[], Tensor], weights: Tensor) -> Tensor:
+        r"""``value()``, whose gradients are made those of :math:`\sum_i w_i \sum_j (\ell_{ij} - s_i)_+`."""
+        if not torch.is_grad_enabled() or not (self.pos.requires_grad or self.neg.requires_grad):
+            return value()
+        of_pos, of_neg = self._sums.grad_sums(weights)  # first: see DenseSums
+        return with_gradients(value(), self.pos, self.neg, -of_pos, of_neg)
+
+    def tail_mean(self, theta: float | Tensor) -> Tensor | None:
+        r"""The mean of the positives' mean losses over the hardest :math:`\theta_1` of the negatives, ``()``, ``(K,)``.
+
+        ``None`` where these sums don't tell it: where many pairs were sorted, and each positive has negatives of its
+        own that are the hardest, or several labels have as many as their masks say.
+        """
+        return self._sums.tail_mean(theta, None if self.masks is None else self.masks.pos)
 
 
 def evaluate_pairs(
@@ -393,21 +432,6 @@ def _not_per_positive(found: Tensor, name: str, pos: Tensor) -> str:
     return f"Expected `{name}` to be {wanted}, but got {found.dtype} of shape {tuple(found.shape)}."
 
 
-def mean_excess(
-    pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, masks: TaskMasks | None = None, method: str = "auto"
-) -> Tensor:
-    """``excess`` of :func:`pairwise_terms` alone, of checked scores of one dtype; the caller switches gradients off."""
-    neg_mask = None if masks is None else masks.neg
-    if _sorts(pos, neg, loss, method):
-        excess = SortedSums(pos, neg, s, loss, neg_mask).totals[0]
-    elif _is_one_block(pos, neg):
-        excess = _pairs(pos, neg, s, loss, neg_mask)[1].clamp_min_(0.0).sum(-1)
-    else:
-        excess = DenseSums(pos, neg, s, loss, neg_mask).totals[0]
-    mean: Tensor = excess / column(number(neg, neg_mask))
-    return mean
-
-
 #: Gradients of so many examples are made to sum up to exactly 0.
 _MOST_BALANCED = 2**12
 
@@ -416,8 +440,9 @@ class _WithGradients(torch.autograd.Function):
     """A value whose gradients by the scores are known."""
 
     @staticmethod
-    def forward(ctx: Any, _pos: Tensor, _neg: Tensor, value: Tensor, pos_grad: Tensor, neg_grad: Tensor) -> Tensor:
-        ctx.save_for_backward(pos_grad, neg_grad)
+    def forward(ctx: Any, pos: Tensor, neg: Tensor, value: Tensor, joint: Tensor) -> Tensor:
+        ctx.save_for_backward(joint)
+        ctx.sizes = pos.shape[-1], neg.shape[-1]
         return value.view_as(value)
 
     @staticmethod
@@ -426,33 +451,33 @@ class _WithGradients(torch.autograd.Function):
             # The saved gradients carry no graph: second derivatives would silently miss this term.
             msg = "Pairwise losses have no second derivatives here. Call backward without `create_graph=True`."
             raise UnsupportedError(msg)
-        pos_grad, neg_grad = (column(grad_value) * gradient for gradient in ctx.saved_tensors)
-        return *_balanced(pos_grad, neg_grad), None, None, None
+        (joint,) = ctx.saved_tensors
+        return *_balanced(column(grad_value) * joint).split_with_sizes(ctx.sizes, -1), None, None
 
 
 def with_gradients(value: Tensor, pos: Tensor, neg: Tensor, pos_grad: Tensor, neg_grad: Tensor) -> Tensor:
     """``value``, ``()`` or ``(K,)``, of a loss of pairs, whose gradients by the scores are known constants."""
-    result: Tensor = _WithGradients.apply(pos, neg, value, pos_grad, neg_grad)
+    result: Tensor = _WithGradients.apply(pos, neg, value, torch.cat([pos_grad, neg_grad], -1))
     return result
 
 
-def _balanced(pos_grad: Tensor, neg_grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients that sum up to 0 in any order of adding: a shift of all scores changes no pair.
+def _balanced(gradients: Tensor) -> Tensor:
+    """Gradients of a batch that sum up to 0 in any order of adding: a shift of all scores changes no pair.
 
     Adam would make full steps of the last layer's bias of the rest that rounding leaves. So the gradients become
-    multiples of a power of 2, large enough for every sum of them to be exact. Of many examples too few digits are left.
+    multiples of a power of 2, large enough for every sum of them to be exact, and the most negative one, which a
+    positive has, takes what is then left. Of many examples too few digits are left.
     """
-    num_pos, joint = pos_grad.shape[-1], torch.cat([pos_grad, neg_grad], -1)
-    if widest_float(joint.device) != torch.float64 or joint.shape[-1] > _MOST_BALANCED:
-        return pos_grad, neg_grad
+    if widest_float(gradients.device) != torch.float64 or gradients.shape[-1] > _MOST_BALANCED:
+        return gradients
     # What is added to a number this large keeps 24 bits, or 51 of those of a double, which has 53.
-    room = 2.0**29 if joint.dtype == torch.float32 else 2.0
-    large = torch.linalg.vector_norm(joint, 1, dim=-1, keepdim=True, dtype=torch.float64) * room
-    exact = torch.nn.functional.pad(joint, (1, 0)).cumsum(-1, dtype=torch.float64)
-    sums = (exact + large).sub_(large)  # rounding the sums and not the terms keeps the sums right
-    sums.masked_fill_(exact == exact[..., -1:], 0.0)  # from the last on that has a gradient: no other gets the rest
-    balanced = sums.diff().to(joint.dtype)
-    return balanced[..., :num_pos], balanced[..., num_pos:]
+    room = 2.0**29 if gradients.dtype == torch.float32 else 2.0
+    large = torch.linalg.vector_norm(gradients, 1, dim=-1, keepdim=True, dtype=torch.float64)
+    balanced = torch.add(gradients, large, alpha=room).sub_(large, alpha=room)
+    rest, place = balanced.sum(-1, keepdim=True), gradients.argmin(-1, keepdim=True)
+    if balanced.ndim == 1:
+        return balanced.index_add_(0, place, rest, alpha=-1.0).to(gradients.dtype)
+    return balanced.scatter_add_(-1, place, -rest).to(gradients.dtype)
 
 
 # ---------------------------------------------------------------- dense or sorted
@@ -491,15 +516,20 @@ class DenseSums:
     finds ``totals`` on its way, and who asks for these before pays for two rounds.
     """
 
+    nonnegative = False
+
     def __init__(self, pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None) -> None:
         self._scores, self._loss, self._neg_mask = (pos, neg, s), loss, neg_mask
-        self._kept: tuple[Tensor, Tensor] | None = None
+        self.kept: tuple[Tensor, Tensor, Tensor] | None = None
         if _is_one_block(pos, neg):
-            # Small batches cost what their number of operations costs, so temporaries are overwritten.
-            t, over = _pairs(pos, neg, s, loss, neg_mask)
-            is_active = over.sign().clamp_min_(0.0)
-            self._kept = t, is_active
-            self.totals = over.clamp_min_(0.0).sum(-1), is_active.sum(-1)
+            t = (neg if neg.ndim == 1 else neg.unsqueeze(-2)) - pos.unsqueeze(-1)  # (S, B)
+            losses = loss.value(t)
+            over = losses - s.unsqueeze(-1)
+            if neg_mask is not None:  # what is not there exceeds no threshold, not even one below 0
+                over.masked_fill_(~neg_mask.unsqueeze(-2), -torch.inf)
+            # Small batches cost what their number of operations costs, and those on bools take a CPU longer.
+            is_active = over.clamp_min_(0.0).sign()
+            self.kept, self.totals = (t, losses, is_active), (over.sum(-1), is_active.sum(-1))
 
     @computed_once
     def totals(self) -> tuple[Tensor, Tensor]:
@@ -507,19 +537,23 @@ class DenseSums:
         return self._over_blocks(None)[:2]
 
     def grad_sums(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        r"""Sums over active pairs: ``(S,)`` over j of :math:`\ell'_{ij}`, ``(B,)`` over i of :math:`y_i \ell'_{ij}`."""
-        if self._kept is None:
+        r"""Sums over active pairs of :math:`w_i \ell'_{ij}`: ``(S,)`` over j, and ``(B,)`` over i."""
+        if self.kept is None:
             excess, active, of_pos, of_neg = self._over_blocks(weights)
             self.totals = excess, active
             return of_pos, of_neg
-        differences, is_active = self._kept
-        slopes = is_active * self._loss.derivative(differences)
+        (t, losses, is_active), form = self.kept, self._loss.power
         # No matrix product: autocast would run it in half precision.
-        return slopes.sum(-1), slopes.mul_(weights.unsqueeze(-1)).sum(-2)
+        slopes = is_active * weights.unsqueeze(-1)
+        if not (isinstance(form, PowerForm) and form.degree == 1 and form.coefficient == 1.0):
+            slopes.mul_(self._loss.derivative(t))
+        elif not self.nonnegative:  # pairs left of a hinge may be active
+            slopes.mul_(losses.sign())
+        return slopes.sum(-1), slopes.sum(-2)
 
     @torch.no_grad()
     def _over_blocks(self, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """``totals`` and ``grad_sums``; the latter stay 0 without weights."""
+        """``totals`` and ``grad_sums``; without weights these are 0 and, over i, the sums of the losses."""
         pos, neg, s = self._scores
         num_neg, limit = neg.shape[-1], _BLOCK.get(neg.device.type, _ON_GPUS)
         per_row = neg.numel()  # pairs of one positive of each label
@@ -534,20 +568,48 @@ class DenseSums:
                 block = DenseSums(pos[row], neg[col], s[row], self._loss, mask)
                 excess[row] += block.totals[0]
                 active[row] += block.totals[1]
-                if weights is not None:
-                    block_pos, block_neg = block.grad_sums(weights[row])
-                    of_pos[row] += block_pos
-                    of_neg[col] += block_neg
+                if weights is None:
+                    of_neg[col] += block.kept[1].sum(-2)  # type: ignore[index]  # a block keeps its pairs
+                    continue
+                block_pos, block_neg = block.grad_sums(weights[row])
+                of_pos[row] += block_pos
+                of_neg[col] += block_neg
         return excess, active, of_pos, of_neg
 
+    def tail_mean(self, theta: float | Tensor, pos_mask: Tensor | None) -> Tensor | None:
+        """See :meth:`Pairs.tail_mean`."""
+        num_pos: int | Tensor = self._scores[0].shape[-1]
+        if self.kept is None:
+            if not self._loss.monotone or pos_mask is not None:
+                return None
+            *totals, _, of_neg = self._over_blocks(None)
+            self.totals = totals[0], totals[1]
+            return _highest_mean(of_neg, theta, None) / num_pos
+        losses = self.kept[1]
+        if self._neg_mask is not None and pos_mask is not None:
+            losses = losses * (self._neg_mask.unsqueeze(-2) & pos_mask.unsqueeze(-1))  # what is not there is the lowest
+            num_pos = number(self._scores[0], pos_mask)
+        if self._loss.monotone:  # the highest negatives cost every positive most, and have the largest sums
+            return _highest_mean(losses.sum(-2), theta, self._neg_mask) / num_pos
+        return _highest_mean(losses, theta, self._neg_mask).sum(-1) / num_pos
 
-def _pairs(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Differences of all scores, and by how much their losses exceed the thresholds."""
-    t = (neg if neg.ndim == 1 else neg.unsqueeze(-2)) - pos.unsqueeze(-1)  # (S, B)
-    over = loss.value(t) - s.unsqueeze(-1)
-    if neg_mask is not None:  # what is not there exceeds no threshold, not even one below 0
-        over.masked_fill_(~neg_mask.unsqueeze(-2), -torch.inf)
-    return t, over
+
+def _highest_mean(values: Tensor, theta: float | Tensor, mask: Tensor | None) -> Tensor:
+    r"""Mean along the last dimension of the highest :math:`\theta n`, the last of which counts in part.
+
+    With a mask, whose n differ, values that are not there have to be 0, and no other below that.
+    """
+    if mask is None:
+        share = float(theta) * values.shape[-1]
+        rank = max(1, ceil_count(float(theta), values.shape[-1]))
+        top = torch.topk(values, rank).values
+        mean = top.mean(-1)
+        return mean if rank == share else torch.lerp(mean, top[..., -1], 1.0 - rank / share)
+    tail = column(number(values, mask) * theta)  # (K, 1)
+    counts = (tail - torch.arange(mask.shape[-1], device=mask.device)).clamp_(0.0, 1.0) / tail  # (K, B)
+    if values.ndim > mask.ndim:
+        counts = counts.unsqueeze(-2)
+    return (values.sort(-1, descending=True).values * counts.to(values.dtype)).sum(-1)
 
 
 # ---------------------------------------------------------------- sorted
@@ -560,9 +622,11 @@ class SortedSums:
     power of their degree.
     """
 
+    nonnegative = False
+
     def __init__(self, pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None) -> None:
         assert loss.inverse is not None  # noqa: S101 - Surrogate has checked it
-        self._dtype, self._neg_mask, (first, *others) = pos.dtype, neg_mask, loss.pieces
+        self._dtype, self._neg_mask, self._loss, (first, *others) = pos.dtype, neg_mask, loss, loss.pieces
         pos, neg, s = pos.double(), neg.double(), s.double()
         if neg_mask is not None:
             neg = torch.where(neg_mask, neg, masked_mean(neg, neg_mask).unsqueeze(-1))
@@ -575,21 +639,23 @@ class SortedSums:
             neg = neg * neg_mask  # what is not there adds 0 to every sum but that of the number
         down, order = (-neg).sort()
         counted = None if neg_mask is None else neg_mask.gather(-1, order).double()
+        above = _Above(down, counted, max(piece.degree for piece in loss.pieces))
+        self._pos, self._above = pos, above
         # Below threshold 0 every pair counts as active, but pairs left of the hinge still add nothing but -s_i.
         edge = pos + loss.inverse(s.clamp_min(0.0))
         self._parts = [(pos, neg, edge, first)]
-        sums = [_one_sided_sums(pos, down, edge, first, counted)]
+        sums = [above.sums(pos, above.count(edge), first)]
         if first.two_sided:
             # Left of -m, (m + t)^2 is the same polynomial of the mirrored scores with margin -m; the active pairs are
             # those below the mirror image of the edge.
             mirror = PowerForm(-first.margin, 2, coefficient=first.coefficient)
             self._parts.append((-pos, -neg, edge - 2.0 * pos + 2.0 * first.margin, mirror))
-            mirrored = None if counted is None else counted.flip(-1)
-            sums.append(_one_sided_sums(-pos, -down.flip(-1), self._parts[1][2], mirror, mirrored))
+            mirrored = _Above(-down.flip(-1), None if counted is None else counted.flip(-1), 2)
+            sums.append(mirrored.sums(-pos, mirrored.count(self._parts[1][2]), mirror))
         for piece in others:
             # Active pairs left of where a piece starts add nothing to it; the first piece starts before them all.
             self._parts.append((pos, neg, torch.maximum(edge, pos - piece.margin), piece))
-            sums.append(_one_sided_sums(pos, down, self._parts[-1][2], piece, counted))
+            sums.append(above.sums(pos, above.count(self._parts[-1][2]), piece))
         totals, numbers, slopes = zip(*sums, strict=True)
         every = float(neg.shape[-1]) if neg_mask is None else neg_mask.sum(-1, keepdim=True, dtype=neg.dtype)
         active = torch.where(s < 0, every, numbers[0] + numbers[1] if first.two_sided else numbers[0])
@@ -603,7 +669,20 @@ class SortedSums:
         sums = self._joined([_one_sided_grad_sums(pos, neg, edge, y, piece) for pos, neg, edge, piece in self._parts])
         if self._neg_mask is not None:
             sums = sums * self._neg_mask
-        return self._of_pos, sums.to(self._dtype)
+        return self._of_pos * weights, sums.to(self._dtype)
+
+    def tail_mean(self, theta: float | Tensor, pos_mask: Tensor | None) -> Tensor | None:
+        """See :meth:`Pairs.tail_mean`."""
+        if not self._loss.monotone or pos_mask is not None:
+            return None
+        num_neg, pos = self._above.down.shape[-1], self._pos
+        rank = max(1, ceil_count(float(theta), num_neg))
+        share, last = float(theta) * num_neg, -self._above.down[rank - 1]
+        losses = -(rank - share) * self._loss.value(last - pos)  # the last one counts in part
+        for piece in self._loss.pieces:
+            count = self._above.count(pos - piece.margin).clamp_max(rank)
+            losses = losses + self._above.sums(pos, count, piece)[0]
+        return (losses.mean() / share).to(self._dtype)
 
     def _joined(self, slopes: Sequence[Tensor]) -> Tensor:
         """The sum of the pieces' derivatives; that of a mirrored side falls."""
@@ -627,28 +706,36 @@ def _within_reach(pos: Tensor, neg: Tensor, first: float, last: float) -> tuple[
     return pos, neg.clamp(pos.amin(-1, keepdim=True) - left, pos.amax(-1, keepdim=True) + right)
 
 
-def _one_sided_sums(
-    pos: Tensor, down: Tensor, edge: Tensor, power: PowerForm, counted: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Sums of :math:`c (m + h_j - h_i)^p`, of 1 and of the derivative over the pairs with h_j above each edge.
+class _Above:
+    """Sums over the highest negatives, as many as one says for each positive.
 
     ``down`` holds -h_j in ascending order: the pairs of every positive then come first, so that no sum has to be taken
     as the difference of two larger ones. ``counted`` is 1 for negatives that are there and 0 for others, whose ``down``
     is 0.
     """
-    offset = power.margin - pos  # m + h_j - h_i = offset_i + h_j
-    count = torch.searchsorted(down, -edge)
-    rows = [down] if power.degree == 1 else [down, down.square()]
-    moments = _entries(_prefix_sums(torch.stack(rows if counted is None else [*rows, counted])), count)
-    number_above = count.to(pos.dtype) if counted is None else moments[-1]
-    linear = number_above * offset - moments[0]
-    if power.degree == 1:
-        total, grad_sum = linear, number_above
-    else:
-        total, grad_sum = offset * (linear - moments[0]) + moments[1], 2.0 * linear
-    if power.coefficient != 1.0:
-        total, grad_sum = power.coefficient * total, power.coefficient * grad_sum
-    return total, number_above, grad_sum
+
+    def __init__(self, down: Tensor, counted: Tensor | None, degree: int) -> None:
+        self.down, self._has_number = down, counted is not None
+        rows = [down] if degree == 1 else [down, down.square()]
+        self._prefixes = _prefix_sums(torch.stack(rows if counted is None else [*rows, counted]))
+
+    def count(self, edge: Tensor) -> Tensor:
+        """Number of negatives above each edge."""
+        return torch.searchsorted(self.down, -edge)
+
+    def sums(self, pos: Tensor, count: Tensor, power: PowerForm) -> tuple[Tensor, Tensor, Tensor]:
+        r"""Sums of :math:`c (m + h_j - h_i)^p`, of 1 and of the derivative over the ``count`` highest negatives."""
+        offset = power.margin - pos  # m + h_j - h_i = offset_i + h_j
+        moments = _entries(self._prefixes, count)
+        number_above = moments[-1] if self._has_number else count.to(pos.dtype)
+        linear = number_above * offset - moments[0]
+        if power.degree == 1:
+            total, grad_sum = linear, number_above
+        else:
+            total, grad_sum = offset * (linear - moments[0]) + moments[1], 2.0 * linear
+        if power.coefficient != 1.0:
+            total, grad_sum = power.coefficient * total, power.coefficient * grad_sum
+        return total, number_above, grad_sum
 
 
 def _one_sided_grad_sums(pos: Tensor, neg: Tensor, edge: Tensor, y: Tensor, power: PowerForm) -> Tensor:

@@ -27,11 +27,12 @@ from lightning_tpauc.functional.pairwise import (
     ceil_count,
     column,
     common_dtype,
+    constant,
+    dot,
     floor_count,
-    highest,
     masked_mean,
-    mean_excess,
     number,
+    ranked,
     widest_float,
 )
 from lightning_tpauc.functional.roc import sorted_ranks
@@ -217,14 +218,20 @@ def tail_mean_loss(
         _, max_fpr = check_rectangle(0.0, max_fpr)  # type: ignore[arg-type]  # a number, where there is one label
         pos_scores = check_scores(pos_scores, "pos_scores")
         neg_scores = check_scores(neg_scores, "neg_scores")
-    return tail_loss(pos_scores, neg_scores, max_fpr, get_surrogate(surrogate, margin, scale), masks)
+    loss, pos, neg = get_surrogate(surrogate, margin, scale), in_double(pos_scores), in_double(neg_scores)
+    mean = tail_loss(Pairs(pos, neg, torch.zeros_like(pos), loss, masks), max_fpr)
+    return mean.to(common_dtype(pos_scores, neg_scores))
 
 
 @torch.no_grad()
-def tail_loss(pos: Tensor, neg: Tensor, theta: float | Tensor, loss: Surrogate, masks: TaskMasks | None) -> Tensor:
-    """:func:`tail_mean_loss` of checked arguments."""
-    _, risk = tail_risk(in_double(pos), in_double(neg), theta, loss, masks)
-    return masked_mean(risk, None if masks is None else masks.pos).to(common_dtype(pos, neg))
+def tail_loss(pairs: Pairs, theta: float | Tensor) -> Tensor:
+    """:func:`tail_mean_loss` of pairs that are evaluated already, whatever their thresholds are."""
+    found = pairs.tail_mean(theta)
+    if found is not None:
+        return found
+    pos, neg, masks = in_double(pairs.pos), in_double(pairs.neg), pairs.masks
+    _, risk = tail_risk(pos, neg, theta, pairs.loss, masks)
+    return masked_mean(risk, None if masks is None else masks.pos).to(pairs.pos.dtype)
 
 
 def tail_risk(
@@ -243,11 +250,11 @@ def tail_risk(
         neg, share = torch.topk(neg, rank, sorted=False).values, rank / num_neg
         s = loss.value(neg.min() - pos)
     elif loss.monotone:  # ranks are not known on the host, so all negatives stay
-        border = highest(neg, theta, neg_mask).clamp_min(torch.finfo(neg.dtype).min)
+        border = ranked(neg, theta, neg_mask).clamp_min(torch.finfo(neg.dtype).min)
         s = loss.value(border.unsqueeze(-1) - pos)
     else:
         s = _own_thresholds(pos, neg, theta, loss, neg_mask)
-    excess = mean_excess(pos, neg, s, loss, masks) * share
+    excess = Pairs(pos, neg, s, loss, masks).excess * share
     return s, s + excess / column(theta)
 
 
@@ -255,7 +262,7 @@ def _own_thresholds(pos: Tensor, neg: Tensor, theta: float | Tensor, loss: Surro
     """The thresholds where each positive has its own hardest negatives."""
     if mask is not None:
         pairs = loss.value(neg.unsqueeze(-2) - pos.unsqueeze(-1))
-        return highest(pairs, column(theta), mask.unsqueeze(-2).expand_as(pairs)).nan_to_num(neginf=0.0)
+        return ranked(pairs, column(theta), mask.unsqueeze(-2).expand_as(pairs)).nan_to_num(neginf=0.0)
     rank = max(1, ceil_count(float(theta), neg.shape[-1]))
     rows = torch.split(pos, max(1, _BLOCK // neg.shape[-1]))
     return torch.cat([torch.topk(loss.value(neg - row.unsqueeze(1)), rank).values[:, -1] for row in rows])
@@ -274,7 +281,6 @@ def loss_unit_step(unit: Tensor, batch_loss: Tensor, constant_loss: float) -> Te
     :func:`~lightning_tpauc.functional.tail_mean_loss`. L, 0 before the first step, is at first the batch's own, and at
     least a thousandth of :math:`\ell(0)`, the loss of a constant model.
     """
-    batch_loss = batch_loss.to(unit.dtype)  # scores may be in double precision where the state is not
     updated = torch.where(unit > 0, torch.lerp(unit, batch_loss, _UNIT_RATE), batch_loss)
     return updated.clamp_min(max(_LEAST_UNIT * constant_loss, torch.finfo(updated.dtype).tiny ** 0.5))
 
@@ -285,83 +291,95 @@ def bounded_loss_unit(unit: Tensor, batch_loss: Tensor, constant_loss: float = 0
     Methods that return their last iterate and not an average take :math:`\max(L, L_B, \ell(0))`. Then a model that fits
     well, whose loss is far below that of a constant one, makes smaller steps.
     """
-    return torch.maximum(unit, batch_loss.to(unit.dtype)).clamp_min(constant_loss)
+    larger = torch.maximum(unit, batch_loss)
+    return larger.clamp_min(constant_loss) if constant_loss else larger
 
 
 # ---------------------------------------------------------------- the lines of the algorithm
 
 
-def per_positive_risk(thresholds: Tensor, excess: Tensor, theta1: float | Tensor) -> Tensor:
-    r"""The CVaR of each positive: :math:`g_i(w, s_i; B) = s_i + \frac{1}{\theta_1|B|}\sum_j (\ell_{ij} - s_i)_+`."""
-    return add_scaled(thresholds, excess, 1.0 / theta1)
+def per_positive_risk(thresholds: Tensor, total_excess: Tensor, tail: float | Tensor) -> Tensor:
+    r"""The CVaR of each positive, where :math:`\theta_1|B|` is the ``tail``.
+
+    .. math:: g_i(w, s_i; B) = s_i + \frac{1}{\theta_1|B|}\sum_j (\ell_{ij} - s_i)_+
+    """
+    return add_scaled(thresholds, total_excess, 1.0 / tail)
 
 
 def dual_weight_step(
-    dual_weights: Tensor, risk: Tensor, global_threshold: Tensor, alpha: float | Tensor, theta0: float | Tensor
+    dual_weights: Tensor, gap: Tensor, alpha: float, theta0: float | Tensor, unit: float | Tensor = 1.0
 ) -> Tensor:
-    r"""Line 1, (eqn:y) and (eqn:yy): :math:`y_i \leftarrow \Pi_{[0,1]}(y_i + \alpha (g_i - s') / \theta_0)`."""
-    return (dual_weights + (risk - column(global_threshold)) * column(alpha / theta0)).clamp_(0.0, 1.0)
+    r"""Line 1, (eqn:y) and (eqn:yy), with :math:`\alpha` over the ``unit`` of the loss, and the ``gap`` g_i - s'.
+
+    .. math:: y_i \leftarrow \Pi_{[0,1]}(y_i + \alpha (g_i - s') / \theta_0)
+    """
+    return add_scaled(dual_weights, gap, alpha / theta0, unit).clamp_(0.0, 1.0)
 
 
-def threshold_step(
-    thresholds: Tensor,
+def threshold_gradient(
     dual_weights: Tensor,
     active: Tensor,
-    beta: float | Tensor,
-    theta0: float | Tensor,
     theta1: float | Tensor,
-    anchor: Tensor | None = None,
+    offset: Tensor | None = None,
     gamma: float | Tensor = math.inf,
 ) -> Tensor:
-    r"""Line 2, (eqn:s) and (eqn:ss), with the new :math:`y_i`; without an ``anchor`` that of STACO1.
+    r"""The bracket of line 2, (eqn:s) and (eqn:ss), with the new :math:`y_i`; without an ``offset`` that of STACO1.
 
     .. math:: s_i \leftarrow s_i - \frac{\beta}{\theta_0}\Bigl( y_i \bigl(1 - \tfrac{|\{j: \ell_{ij} > s_i\}|}
         {\theta_1 |\tilde B|}\bigr) + \tfrac{1}{\gamma}(s_i - s_{0,i}) \Bigr)
 
-    The paper's bracket divides the proximal term by :math:`\theta_0` as well; so does this function.
+    ``offset`` is :math:`s_i - s_{0,i}`. The paper's bracket divides the proximal term by :math:`\theta_0` as well; so
+    does line 2 here.
     """
     if isinstance(theta1, Tensor):
         gradient = dual_weights - dual_weights * active / column(theta1)
-    else:
+    else:  # the share and not the number of active pairs: where it is theta_1, nothing is left
         gradient = torch.addcmul(dual_weights, dual_weights, active, value=-1.0 / theta1)
-    if anchor is not None:
-        gradient = gradient + (thresholds - anchor) / column(gamma)
-    return thresholds - gradient * column(beta / theta0)
+    return gradient if offset is None else gradient + offset / column(gamma)
 
 
-def excess_weights(
-    dual_weights: Tensor, theta0: float | Tensor, theta1: float | Tensor, mask: Tensor | None = None
-) -> Tensor:
-    r"""Line 3, what each positive's mean excess loss counts for: :math:`y_i / (S \theta_0 \theta_1)`."""
-    return dual_weights / column(number(dual_weights, mask) * theta0 * theta1)
-
-
-def minmax_loss(
-    weighted_excess: Tensor,
+def pair_weights(
     dual_weights: Tensor,
-    thresholds: Tensor,
-    global_threshold: Tensor,
     theta0: float | Tensor,
+    tail: float | Tensor,
+    unit: float | Tensor = 1.0,
     mask: Tensor | None = None,
+) -> Tensor:
+    r"""Line 3, what a pair's excess loss counts for, per ``unit``: :math:`y_i / (S \theta_0 \theta_1 |\tilde B|)`."""
+    factor = 1.0 / (number(dual_weights, mask) * theta0 * tail)
+    return add_scaled(constant((0.0,), dual_weights.dtype, dual_weights.device), dual_weights, factor, unit)
+
+
+def minmax_value(
+    weights: Tensor,
+    gap: Tensor,
+    global_threshold: Tensor | None,
+    tail: float | Tensor,
+    unit: float | Tensor = 1.0,
 ) -> Tensor:
     r"""Line 3, the function whose gradient (eqn:w) and (eqn:ww) follow, with the new :math:`y_i` and the old s and s'.
 
     .. math:: \frac{1}{S}\sum_i y_i \frac{g_i(w, s_i; \tilde B) - s'}{\theta_0} + s'
-        = \sum_i \frac{y_i}{S\theta_0\theta_1} \frac{1}{|\tilde B|} \sum_j (\ell_{ij} - s_i)_+
-        + \frac{1}{S\theta_0} \sum_i y_i (s_i - s') + s'
 
-    ``weighted_excess`` is the first sum of the second form, with the graph. The value is the minibatch value of the
-    min-max problem (eq:tpauc_minmax), not the objective F: it need not fall while training makes progress.
+    in the ``unit`` of the loss, by :func:`pair_weights` and the ``gap`` :math:`g_i - s'`. This is the minibatch value
+    of the min-max problem (eq:tpauc_minmax), not the objective F: it need not fall while training makes progress.
     """
-    rest = (dual_weights * (thresholds - column(global_threshold))).sum(-1)
-    count = number(dual_weights, mask)
-    if isinstance(count, Tensor) or isinstance(theta0, Tensor):
-        return weighted_excess + (global_threshold + rest / (count * theta0))
-    return weighted_excess + torch.add(global_threshold, rest, alpha=1.0 / (count * theta0))
+    total = dot(weights, gap)
+    return total * tail if global_threshold is None else add_scaled(global_threshold / unit, total, tail)
 
 
 def global_threshold_step(
-    global_threshold: Tensor, mean_dual_weight: Tensor, beta_prime: float | Tensor, theta0: float | Tensor
+    global_threshold: Tensor,
+    mean_dual_weight: Tensor,
+    beta_prime: float,
+    theta0: float | Tensor,
+    unit: float | Tensor = 1.0,
 ) -> Tensor:
-    r"""Line 4, (eqn:sp), with the new y: :math:`s' \leftarrow s' - \beta'(1 - \frac{1}{\theta_0 S}\sum_i y_i)`."""
-    return global_threshold + (mean_dual_weight - theta0) * (beta_prime / theta0)
+    r"""Line 4, (eqn:sp), with the new y: :math:`s' \leftarrow s' - \beta'(1 - \frac{1}{\theta_0 S}\sum_i y_i)`.
+
+    :math:`\beta'` is measured in the ``unit`` of the loss.
+    """
+    excess = mean_dual_weight - theta0
+    if isinstance(theta0, Tensor) or not isinstance(unit, Tensor):
+        return global_threshold + excess * (beta_prime / theta0 * unit)
+    return torch.addcmul(global_threshold, excess, unit, value=beta_prime / theta0)

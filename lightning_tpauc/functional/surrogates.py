@@ -37,13 +37,13 @@ class PowerForm:
 
     def value(self, t: Tensor) -> Tensor:
         """The loss of score differences."""
-        return self._times_coefficient(self._base(t) if self.degree == 1 else self._base(t).square())
+        return self._times_coefficient(self._base(t) if self.degree == 1 else self._base(t).square_())
 
     def derivative(self, t: Tensor) -> Tensor:
         """The derivative of :meth:`value`, 0 where the loss begins."""
         if self.degree == 1:
             return self._times_coefficient((t > -self.margin).to(t.dtype))
-        return self._times_coefficient(self._base(t) * 2.0)
+        return self._times_coefficient(self._base(t).mul_(2.0))
 
     def inverse(self, v: Tensor) -> Tensor:
         """The largest difference whose loss is at most ``v``; -inf where none is. The coefficient has to be above 0."""
@@ -52,7 +52,8 @@ class PowerForm:
         return torch.where(v < 0, -torch.inf, root - self.margin)
 
     def _base(self, t: Tensor) -> Tensor:
-        return t + self.margin if self.two_sided else (t + self.margin).clamp_min(0.0)
+        base = t + self.margin  # changed in place from here on: small batches cost what new tensors cost
+        return base if self.two_sided else base.clamp_min_(0.0)
 
     def _times_coefficient(self, x: Tensor) -> Tensor:
         return x if self.coefficient == 1.0 else self.coefficient * x

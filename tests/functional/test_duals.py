@@ -15,9 +15,7 @@ from lightning_tpauc.functional import (
     pairwise_terms,
 )
 from lightning_tpauc.functional.duals import (
-    activate_ties,
     border_scores,
-    border_step,
     border_thresholds,
     border_weights,
 )
@@ -121,7 +119,7 @@ def test_rounding_does_not_decide_which_pairs_are_active_at_exact_thresholds(nam
     neg = 2.0 * torch.randn(80, generator=generator, dtype=dtype)
     loss = get_surrogate(name, margin=0.5)
     s = exact_duals(pos, neg, 0.5, 0.25, surrogate=loss).s
-    lowered = activate_ties(s, pos, loss)
+    lowered = border_thresholds(pos, border_scores(pos, neg, 0.5, 0.25)[1], loss)
     assert_close(lowered, s, "float32" if dtype == torch.float64 else "half")
     # The 20th highest of 80 negatives is at the threshold of every positive that it costs anything. Where a ramp is at
     # its maximum there, all losses of 1 equal the threshold; where it is nearly flat, others equal it up to rounding.
@@ -144,7 +142,7 @@ def test_equal_scores_are_active_in_spite_of_rounding(name, dtype, height, margi
     """At the maximum of a ramp as well, where no threshold but a lower one has an active pair."""
     loss = get_surrogate(name, margin=margin)
     pos, neg = torch.full((20,), height, dtype=dtype), torch.full((30,), height, dtype=dtype)
-    s = activate_ties(exact_duals(pos, neg, 0.5, 0.25, surrogate=loss).s, pos, loss)
+    s = border_thresholds(pos, border_scores(pos, neg, 0.5, 0.25)[1], loss)
     generator = torch.Generator().manual_seed(0)
     for spread in (0.0, 1.0, 2.0):
         noise = [
@@ -184,7 +182,7 @@ def test_borders_of_all_scores_give_the_exact_duals(name, rectangle, sizes, ties
     loss = get_surrogate(name, margin=0.5)
     p, c = border_scores(pos, neg, 1.0 - rectangle[0], rectangle[1])
     s, y, s_prime = exact_duals(pos, neg, *rectangle, surrogate=loss)
-    assert_close(border_thresholds(pos, c, loss), activate_ties(s, pos, loss))
+    assert_close(border_thresholds(pos, c, loss), s)
     ours = border_weights(pos, p, 1.0 - rectangle[0])
     assert_close(ours.mean(), 1.0 - rectangle[0])
     # Where a surrogate is flat, positives of different scores have the same risk, and any share of these is optimal.
@@ -195,17 +193,7 @@ def test_borders_of_all_scores_give_the_exact_duals(name, rectangle, sizes, ties
     assert_close((ours * risk).mean(), (y * risk).mean())
 
 
-def test_a_mean_of_borders_is_the_batch_s_own_at_first():
-    border, steps = torch.zeros(()), torch.zeros((), dtype=torch.int32)
-    seen = []
-    for batch in (3.0, 1.0, -1.0):
-        border = border_step(border, torch.tensor(batch, dtype=torch.float64), steps)
-        steps = steps + 1
-        seen.append(border.item())
-    assert border.dtype == torch.float32
-    assert_close(seen, [3.0, 2.8, 2.42], "float32")
-
-
 def test_a_surrogate_without_an_inverse_is_enough():
     loss = Surrogate("own", torch.exp, torch.exp, monotone=True)
-    assert_close(border_thresholds(torch.zeros(2), torch.ones(()), loss), torch.full((2,), 2.7182817), "float32")
+    found = border_thresholds(torch.zeros(2), torch.ones((), dtype=torch.float64), loss)
+    assert_close(found, torch.full((2,), math.e, dtype=torch.float64))
