@@ -349,22 +349,6 @@ def test_a_checkpoint_that_is_saved_before_a_resumed_run_reads_on_holds_the_plac
     datamodule.teardown("fit")
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3)])
-def test_a_dealt_stream_goes_on_with_any_number_of_processes(before, after):
-    states = []
-    for rank in range(before):
-        with rank_of(rank, before):
-            states.append(saved_after(Stateful(), num_workers=2, steps_per_epoch=9))
-    assert states == states[:1] * before
-    seen = []
-    for rank in range(after):
-        with rank_of(rank, after):
-            datamodule, loader = resumed(Stateful(), states, num_workers=2, steps_per_epoch=3)
-            seen += [number for batch in loader for part in negatives_of(batch) for number in part]
-            datamodule.teardown("fit")
-    assert sorted(seen) == list(range(20 * before, 20 * before + 15 * after))
-
-
 def test_parts_go_on_with_the_same_number_of_processes_only():
     class Parts(Stateful):
         """Part k begins at 1000 k, and counts for itself."""

@@ -8,15 +8,13 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-import torch
 
 from examples.paper import trial as trials
 from examples.paper.catalog import Experiment, Schedule, experiments
 from examples.paper.methods import Method, settings_of
 from examples.paper.report import rows, write_report
-from examples.paper.reported import reported_tpauc
 from examples.paper.runner import Plan, Results, choose, run_plan
-from examples.paper.trial import Options, build_datamodule, build_module, build_trainer, run_trial, stages
+from examples.paper.trial import Options, build_datamodule, build_module, build_trainer, run_trial
 from lightning_tpauc.metrics.reporting import Rectangle, metric_name
 from tests.helpers.tolerances import assert_close
 from tests.reference.tpauc import naive_tpauc
@@ -142,28 +140,6 @@ def test_a_run_that_was_stopped_goes_on_without_repeating(options, tmp_path):
     assert len(calls) == before
 
 
-def test_pretraining_comes_first_and_is_the_start_of_all(options, tmp_path):
-    staco2 = replace(STACO, name="STACO2", grid={"lr": (0.0,), "gamma": (300.0,)}, by_rectangle=False)
-    experiment = replace(
-        TINY,
-        schedule=Schedule(epochs=2, milestones=(1,)),
-        pretrain=Schedule(epochs=2, milestones=(1,)),
-        model=("MLP", {"num_features": 3, "hidden_features": (4,)}),
-        activation="sigmoid",
-        methods=(staco2,),
-    )
-    plan = Plan(experiment, num_folds=2, search_folds=1)
-    store = Results(tmp_path)
-    run_plan(plan, store, options)
-    found = everything(store)
-    assert not list(tmp_path.glob("*.[0-9]*"))
-    found.sort(key=lambda pair: (pair[0]["kind"] != "pretrain", pair[0]["kind"] != "search", pair[0]["fold"]))
-    assert [trial["kind"] for trial, _ in found] == ["pretrain", "pretrain", "search", "final", "final"]
-    pretrained, searched = found[0][1], found[2][1]
-    # with a learning rate of zero the start is the solution; its best epoch is that of the first rectangle
-    assert_close(searched.val["tpauc_tpr50_fpr50"], pretrained.val["tpauc_tpr50_fpr50"], "float32")
-
-
 # ---------------------------------------------------------------- measurements
 
 
@@ -187,23 +163,6 @@ def naive_objective(pos, neg, theta0, theta1):
     highest = sorted(neg, reverse=True)[: math.floor(theta1 * len(neg) + 1e-9)]
     losses = [max(0.5 + n - p, 0.0) ** 2 for p in lowest for n in highest]
     return sum(losses) / len(losses)
-
-
-@pytest.mark.parametrize("first", [True, False], ids=["before the stages", "after the stages"])
-def test_the_weights_that_are_kept_are_those_that_were_validated(options, first):
-    """STACO1 validates an average; wherever the callback stands, it must not keep the last iterate instead."""
-    schedule = Schedule(epochs=3)
-    datamodule = build_datamodule(TINY, options, 0, 3, SIZES)
-    torch.manual_seed(0)
-    module = build_module(TINY, STACO, {"lr": 0.1, "alpha+beta": 0.1}, (0.5, 0.5), schedule)
-    best = trials.BestWeights([Rectangle(0.5, 0.5), WIDE])
-    callbacks = [best, stages(STACO)] if first else [stages(STACO), best]
-    build_trainer(schedule, options, callbacks, validates=True).fit(module, datamodule)
-    for rectangle, value in best.values.items():
-        module.load_state_dict(best.weights[rectangle])
-        scores, target = trials.raw_scores(module, datamodule.val_dataloader())
-        pos, neg = scores[target == 1].double().numpy(), scores[target == 0].double().numpy()
-        assert_close(value, float(naive_tpauc(pos, neg, *rectangle)), "float32")
 
 
 # ---------------------------------------------------------------- report
@@ -238,20 +197,6 @@ def test_the_report_has_tables_and_figures(finished):
 
 
 # ---------------------------------------------------------------- catalog
-
-
-def test_reported_values():
-    assert reported_tpauc("CE", "higgs", Rectangle(0.5, 0.5)) == (0.041, 0.001)
-    assert reported_tpauc("STACO", "adrenalmnist3d", WIDE) == (0.780, 0.013)
-    assert reported_tpauc("SONX:hinge", "ijcnn1", WIDE) == (0.836, 0.004)
-    assert reported_tpauc("SONX:hinge", "susy", WIDE) == (0.723, 0.003)
-    assert reported_tpauc("STACO:square", "higgs", WIDE) == (0.511, 0.003)
-    assert reported_tpauc("SONX:hinge", "ijcnn1", Rectangle(0.5, 0.5)) is None
-    assert reported_tpauc("SONX:hinge", "moltox21", WIDE) is None
-    assert reported_tpauc("SONX:logistic", "ijcnn1", WIDE) is None
-    assert reported_tpauc("SOTA", "moltox21", WIDE) is None
-    assert reported_tpauc("CE", "tiny", WIDE) is None
-    assert reported_tpauc(None, "ijcnn1", WIDE) is None
 
 
 def test_the_tuned_grids_give_every_method_the_same_budget():

@@ -1,16 +1,12 @@
-"""The files in configs/paper say what the paper says, and what the runner's `--grid paper` runs."""
+"""The files in configs/paper say what the paper says."""
 
 import inspect
 
 import pytest
 import yaml
 
-from examples.paper.catalog import experiments
-from examples.paper.methods import spread
-from examples.paper.trial import PAPER_SETTINGS
-from lightning_tpauc import algorithms, models
+from lightning_tpauc import algorithms
 from tests.helpers.paths import ROOT
-from tests.helpers.problems import PAPER_TRAINING
 
 CONFIGS = sorted((ROOT / "configs" / "paper").glob("*.yaml"))
 each_config = pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -53,35 +49,3 @@ def test_training_is_the_papers(path):
     assert sum(examples) == 64
     staco = model["algorithm"]["class_path"].endswith((".STACO", ".SOTA"))
     assert examples == ([32, 16, 16] if staco else [32, 32, 0])
-
-
-@each_config
-def test_the_runner_runs_the_same(path):
-    model, data, trainer = read(path)
-    data_name, _, short = path.stem.partition("_")
-    name = f"{data_name}-ogb" if data_name.startswith("mol") else data_name
-    experiment = experiments("paper")[name]
-    kind, values = arguments(model["backbone"], models)
-    assert (kind, values) == (experiment.model[0], {**values, **experiment.model[1]})
-    own = {k: v for k, v in experiment.data[1].items() if k != "batch_size"}  # of evaluation
-    assert data["class_path"].endswith(f".{experiment.data[0]}")
-    assert data["init_args"] == {**data["init_args"], **own}
-    assert data["init_args"].get("num_folds") == (5 if experiment.folds else None)
-    if short == "pretrain":
-        assert experiment.pretrain is not None
-        return
-    (method,) = (m for m in experiment.methods if m.name.lower() == short)
-    algorithm, values = arguments(model["algorithm"], algorithms)
-    assert algorithm == method.algorithm
-    assert values == {**values, **method.fixed}
-    chosen = {**values, "lr": model["optimizer"]["init_args"]["lr"]}
-    assert {k for joint, v in method.grid.items() for k in spread({joint: 0}) if chosen[k] not in v} == set()
-    assert tuple(data["init_args"].get(n, 0) for n in ("num_pos", "num_neg", "num_dual_neg")) == method.sizes
-    assert model.get("score_activation", "identity") == (method.activation or experiment.activation)
-    stages = [c["init_args"] for c in trainer["callbacks"] if c["class_path"].endswith("StageCallback")]
-    length = {"every_n_steps": method.stage_steps} if method.stage_steps else {"every_n_epochs": method.stage_epochs}
-    has_stages = getattr(algorithms, algorithm)(**model["algorithm"]["init_args"]).has_stages
-    assert stages == [{**PAPER_TRAINING, **(length if has_stages else {})}]
-    standing = PAPER_SETTINGS.get(algorithm, {})
-    words = {name for name in ("surrogate", "margin", "step_units", "share_negatives") if name in standing}
-    assert {name: values[name] for name in words} == {name: standing[name] for name in words}
