@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from lightning_tpauc.data.seeding import seeded_items
 from lightning_tpauc.errors import ArgumentError, DataError
+from lightning_tpauc.functional import checks
 
 #: Attributes of data sets, and keys of items, that are searched for labels in this order.
 NAMES = ("targets", "labels", "y", "target", "label")
@@ -364,10 +365,7 @@ def as_groups(values: NDArray[Any]) -> Indices:
             "give each of them a group of its own, or drop them."
         )
         raise DataError(msg)
-    if values.dtype.kind == "O":
-        numbers = {value: number for number, value in enumerate(dict.fromkeys(values.tolist()))}
-        return np.array([numbers[value] for value in values.tolist()], dtype=np.int64)
-    return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return checks.as_groups(values).numpy()
 
 
 def as_weights(values: NDArray[Any]) -> NDArray[np.float64]:
