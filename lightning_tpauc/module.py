@@ -112,7 +112,6 @@ class TPAUCModule(ScoringModel):
     scheduler_factory: Any
     lr_scheduler_interval: Literal["epoch", "step"]
     training_state: TrainingState
-    _activation_checked: bool
     _inherits_forward: bool
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -175,8 +174,8 @@ class TPAUCModule(ScoringModel):
             "trained_labels": None,
             "training_state": TrainingState(),
             "warmup": require_range("warmup", warmup, 0.0, 1.0),
-            "_activation_checked": False,
             "_inherits_forward": backbone is None and _mixed_in(self, "forward") is not None,
+            "_is_squashed": None,
             "_objective_activation": None if makes_its_own else activation,
             "_reported": Report(rectangles, log_objective, metrics),
             **({"backbone": backbone} if backbone is not None else {}),
@@ -220,9 +219,8 @@ class TPAUCModule(ScoringModel):
         with explained_inputs(inputs, self):
             output = call_model(self, inputs)
         scores = scores_of(output)
-        if not self._activation_checked and scores.requires_grad:
-            self._activation_checked = True
-            warn_of_activation(scores, self.algorithm, self.score_activation)
+        if self._is_squashed is None and scores.requires_grad:
+            self._is_squashed = warn_of_activation(scores, self.algorithm, self.score_activation)
         scores, labels = scores.to(common_dtype(scores)), self.trained_labels
         return shaped_scores(scores, None if labels is None else labels.names)
 

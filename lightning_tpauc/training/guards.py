@@ -17,7 +17,7 @@ from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.data.examples import names_in
 from lightning_tpauc.distributed import gather_objects, whole, world_size
 from lightning_tpauc.errors import ArgumentError, TPAUCAdvice, TPAUCWarning
-from lightning_tpauc.scoring.forward import ScoringModel
+from lightning_tpauc.scoring.forward import ScoringModel, wants_raw_scores
 
 # ---------------------------------------------------------------- advice before the first step
 
@@ -224,11 +224,11 @@ def is_squashed(scores: Tensor) -> bool:
     return node is not None and bool(node.name().startswith(("Sigmoid", "Hardsigmoid", "Softmax")))
 
 
-def warn_of_activation(scores: Tensor, algorithm: Algorithm, activation: Literal["identity", "sigmoid"]) -> None:
-    """Warn of a sigmoid too many or too few, which would change the training without an error."""
-    name = type(algorithm).__name__
-    if is_squashed(scores):
-        if algorithm.takes_logits or activation == "sigmoid" or getattr(algorithm, "margin", 0.0) is None:
+def warn_of_activation(scores: Tensor, algorithm: Algorithm, activation: Literal["identity", "sigmoid"]) -> bool:
+    """Warn of a sigmoid too many or too few, which would change the training; return whether the scores have one."""
+    name, squashed = type(algorithm).__name__, is_squashed(scores)
+    if squashed:
+        if wants_raw_scores(algorithm, activation):
             rank_zero_warn(
                 f"The model ends in a sigmoid or softmax, but {name} is made for raw scores. Leave it out of the "
                 "model; `score_activation='sigmoid'` is for the methods that want one.",
@@ -240,3 +240,4 @@ def warn_of_activation(scores: Tensor, algorithm: Algorithm, activation: Literal
             "(`--model.score_activation sigmoid`), unless the model's scores are probabilities already.",
             category=TPAUCWarning,
         )
+    return squashed

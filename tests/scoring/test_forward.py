@@ -1,5 +1,6 @@
 """Inputs of many kinds reach the model as its ``forward`` takes them; outputs of many kinds become one score each."""
 
+import warnings
 from collections import UserDict, namedtuple
 from types import SimpleNamespace
 
@@ -268,6 +269,18 @@ def test_a_sigmoid_too_many_is_named_once(end):
             trained(module_for(Ends(end), method, score_activation=activation))
         assert len([w for w in warned if w.category is TPAUCWarning]) == 1
     trained(module_for(Ends(end), lambda **_: STACO(margin=0.25)))  # without a word
+
+
+@pytest.mark.parametrize(("method", "said"), [(STACO, True), (lambda: STACO(margin=0.25), False), (PAUCI, False)])
+@pytest.mark.filterwarnings("ignore:PAUCI is made for")
+def test_a_sigmoid_that_the_graph_does_not_show_is_named_after_a_validation(method, said):
+    x, y = problem()
+    module = module_for(Ends(lambda x: (10.0 * x[:, 0]).sigmoid().clamp(0.0, 1.0)), method)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make_trainer(precision="32-true", max_epochs=2).fit(module, PosNegDataModule((x, y), (x, y)))
+    found = [w for w in caught if "leave a sigmoid out of the model" in str(w.message)]
+    assert len(found) == said
 
 
 def test_a_method_for_probabilities_warns_of_raw_scores():
