@@ -34,7 +34,7 @@ from lightning_tpauc.models import Linear
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "docs" / "images"
-RATES = {"cross-entropy": 0.01, "balanced cross-entropy": 0.03, "STACO": None}
+RATES = {"cross-entropy": 0.03, "balanced cross-entropy": 0.03, "STACO": None}
 COLOURS = {"cross-entropy": "#8a8f98", "balanced cross-entropy": "#3c8dbc", "STACO": "#c2410c"}
 
 
