@@ -738,6 +738,33 @@ class _Above:
         return total, number_above, grad_sum
 
 
+def corner_sums(up: Tensor, down: Tensor, sizes: Sequence[tuple[int, int]], loss: Surrogate) -> list[Tensor]:
+    """Sums of the losses of so many of the lowest positives and of the highest negatives, for each of several sizes.
+
+    ``up`` holds the positives' scores and ``down`` the negatives' times -1, both in ascending order, in float64 where
+    the device has it. A surrogate that can't be sorted takes all pairs at once.
+    """
+    if not loss.pieces:
+        losses = loss.value(-down - up.unsqueeze(-1)).cumsum(0).cumsum(1)
+        return [losses[num_pos - 1, num_neg - 1] for num_pos, num_neg in sizes]
+    centre = down[len(down) // 2]
+    up, down = up + centre, down - centre
+    if len(loss.pieces) > 1 and _is_bounded(loss.pieces):
+        up, neg = _within_reach(up, -down, loss.pieces[0].margin, loss.pieces[-1].margin)
+        down = -neg
+    above, parts = _Above(down, None, max(piece.degree for piece in loss.pieces)), []
+    for piece in loss.pieces:
+        every = torch.full_like(up, len(down), dtype=torch.int64)
+        parts.append((piece, every if piece.two_sided else above.count(up - piece.margin)))
+    found = []
+    for num_pos, num_neg in sizes:
+        pos, total = up[:num_pos], up.new_zeros(())
+        for piece, counts in parts:
+            total = total + above.sums(pos, counts[:num_pos].clamp_max(num_neg), piece)[0].sum()
+        found.append(total)
+    return found
+
+
 def _one_sided_grad_sums(pos: Tensor, neg: Tensor, edge: Tensor, y: Tensor, power: PowerForm) -> Tensor:
     r"""Sums over i of y_i times the derivative of :math:`c (m + h_j - h_i)^p`, one for each j, above the edges."""
     # A negative counts for the positives whose edge lies below it: the first ones in ascending order of edges.

@@ -14,6 +14,7 @@ have shape ``(K, S)``, and what is ``()`` here has shape ``(K,)``; see :mod:`lig
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from lightning_tpauc.functional.pairwise import (
     column,
     common_dtype,
     constant,
+    corner_sums,
     dot,
     floor_count,
     masked_mean,
@@ -134,21 +136,33 @@ def objective_ratio(
         >>> objective_ratio(pos, neg, min_tpr=0.0, max_fpr=1.0, surrogate="hinge", margin=1.0)
         tensor(0.1250)
     """
-    loss = get_surrogate(surrogate, margin, scale)
+    pos = check_scores(pos_scores, "pos_scores", allow_empty=True)
+    neg = check_scores(neg_scores, "neg_scores", allow_empty=True)
+    ratios = objective_ratios(pos, neg, [(min_tpr, max_fpr)], get_surrogate(surrogate, margin, scale))
+    return ratios[0].to(common_dtype(pos, neg))
+
+
+@torch.no_grad()
+def objective_ratios(
+    pos_scores: Tensor, neg_scores: Tensor, rectangles: Sequence[tuple[float, float]], loss: Surrogate
+) -> Tensor:
+    """:func:`objective_ratio` in each of several rectangles, for which the scores are sorted once."""
     most = _MOST_SORTED if loss.power is not None else _MOST_PAIRED
-    pos_scores = _thinned(check_scores(pos_scores, "pos_scores", allow_empty=True), most)
-    neg_scores = _thinned(check_scores(neg_scores, "neg_scores", allow_empty=True), most)
-    constant = loss.value(pos_scores.new_zeros(()))
-    num_pos, num_neg = floor_count(1.0 - min_tpr, pos_scores.shape[0]), floor_count(max_fpr, neg_scores.shape[0])
-    if not num_pos or not num_neg:
-        return torch.full_like(constant, torch.nan)
-    objective = _mean_of_hardest(pos_scores, neg_scores, num_pos, num_neg, loss)
-    return torch.where(constant > 0, objective / constant, torch.zeros_like(objective))
+    up, down = (in_double(_thinned(scores, most)) for scores in (pos_scores, -neg_scores))
+    sizes = [(floor_count(1.0 - low, len(up)), floor_count(high, len(down))) for low, high in rectangles]
+    known = [size for size in sizes if all(size)]
+    sums = iter(corner_sums(up, down, known, loss) if known else ())
+    unknown, at_zero = up.new_tensor(math.nan), loss.value(up.new_zeros(()))
+    means = torch.stack([next(sums) / math.prod(size) if all(size) else unknown for size in sizes])
+    ratios = torch.where((at_zero > 0) | means.isnan(), means / at_zero, 0.0)
+    return torch.where(up.isnan().any() | down.isnan().any(), unknown, ratios)
 
 
 def _thinned(scores: Tensor, most: int) -> Tensor:
+    """So many evenly spaced quantiles, or all scores, in ascending order."""
     every = -(-scores.numel() // most)
-    return scores if every <= 1 else sorted_ranks(rankable(scores), 0, scores.numel())[every // 2 :: every]
+    ascending = sorted_ranks(rankable(scores), 0, scores.numel())
+    return ascending if every <= 1 else ascending[every // 2 :: every]
 
 
 def _hardest(scores: Tensor, count: int, largest: bool) -> Tensor:

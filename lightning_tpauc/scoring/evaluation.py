@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any, Literal
 
-import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
@@ -21,7 +20,8 @@ from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, shrunk_rectangle
 from lightning_tpauc.data.labels import check_loader
 from lightning_tpauc.errors import TPAUCAdvice, TPAUCWarning
 from lightning_tpauc.functional.roc import split_classes
-from lightning_tpauc.functional.staco import objective_ratio
+from lightning_tpauc.functional.staco import objective_ratios
+from lightning_tpauc.functional.surrogates import get_surrogate
 from lightning_tpauc.lightning_fixes.unsupported import log_replicated
 from lightning_tpauc.metrics import TwoWayPartialAUROC
 from lightning_tpauc.metrics.reporting import IGNORED, Scored, is_ours, validated_areas
@@ -152,16 +152,14 @@ def _held_out_ratios(module: ScoringModel, scored: Scored) -> list[list[float]]:
     algorithm = module.algorithm
     if module.training_state.rectangle_schedule is None:
         return []
-    surrogate = getattr(algorithm, "surrogate", None) or "hinge"
+    surrogate = getattr(algorithm, "surrogate", None) or get_surrogate("hinge")
     found = []
     each = zip(scored.columns(), rectangles_of(module), algorithm.tightness_of_tasks, strict=True)
     for (_, target, seen), asked, reached in each:
-        pos, neg = (own.double() for own in split_classes(seen, target))
-        ratios = torch.full((len(TIGHTNESS_GRID),), math.nan, dtype=torch.float64, device=pos.device)
-        for k, tightness in enumerate(TIGHTNESS_GRID):
-            if k >= bisect_right(TIGHTNESS_GRID, reached) - 1:
-                ratios[k] = objective_ratio(pos, neg, *shrunk_rectangle(*asked, tightness), surrogate)
-        found.append(ratios.tolist())
+        first = bisect_right(TIGHTNESS_GRID, reached) - 1
+        ahead = [shrunk_rectangle(*asked, tightness) for tightness in TIGHTNESS_GRID[first:]]
+        ratios = objective_ratios(*split_classes(seen, target), ahead, surrogate)
+        found.append([math.nan] * first + ratios.tolist())
     return found
 
 
