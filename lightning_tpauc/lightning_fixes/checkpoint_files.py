@@ -230,8 +230,10 @@ def load_weights(module: nn.Module, path: str | Path) -> Mapping[str, Any]:
     if not isinstance(weights, dict) or not any(isinstance(value, Tensor) for value in weights.values()):
         msg = f"{start} it holds {_held(content)} instead of weights by name, as `model.state_dict()` does."
         raise CheckpointError(msg)
-    own = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
-    tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
+    own, tensors = (
+        {name: value for name, value in each.items() if isinstance(value, Tensor) and not name.endswith("_extra_state")}
+        for each in (module.state_dict(), weights)
+    )
     both = [
         own_names(module, {prefix + name: value for name, value in tensors.items()}) for prefix in ("", "backbone.")
     ]

@@ -8,6 +8,7 @@ stored under a key of ours. Beside it are the hyperparameters, and the way back 
 from __future__ import annotations
 
 import inspect
+import io
 import random
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -56,6 +57,7 @@ def save(module: ScoringModel, checkpoint: dict[str, Any], trainer: Trainer | No
     state, algorithm, trainer = module.training_state, module.algorithm, trainer or module.trainer
     leave_out_objects(checkpoint)
     _save_description(module, checkpoint)
+    checkpoint["state_dict"].pop(BESIDE, None)  # a file holds it in plain words
     if state.average is not None:
         # a run that has failed is saved by each rank for itself: others may never come to a collective
         alone = world_size() > 1 and trainer.state.status is TrainerStatus.INTERRUPTED
@@ -369,34 +371,46 @@ def own_random_state() -> dict[str, Any]:
 # ---------------------------------------------------------------- results of processes that a Trainer starts
 
 
-def give_back(module: ScoringModel, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Add the result of a training to the ``state_dict`` that is brought back from spawned or forked processes.
+#: Where a ``state_dict`` keeps what belongs to the weights beside them: torch's name for the last part of such keys.
+BESIDE = "_extra_state"
 
-    Lightning's ``ddp_spawn``, ``ddp_fork`` and ``ddp_notebook`` train copies of the module and bring back the first
-    one's ``state_dict`` alone. Any other ``state_dict`` stays as it is.
+
+def give_back(module: ScoringModel, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Add to a ``state_dict`` what belongs to these weights, as bytes in a tensor, which every kind of file can hold.
+
+    It is the threshold, the labels' names and what the inputs consist of. Lightning's ``ddp_spawn``, ``ddp_fork`` and
+    ``ddp_notebook`` train copies of the module and bring back the first one's ``state_dict`` alone: there, the result
+    of the training as well.
     """
-    trainer = module._trainer
-    # only the launcher asks for it in this state: after all hooks of the run
-    if prefix or trainer is None or not starts_processes(trainer):
-        return
-    if (trainer.state.fn, trainer.state.status) == (TrainerFn.FITTING, TrainerStatus.FINISHED):
-        entry: dict[str, Any] = {"training": module.training_state.result()}
-        _save_description(module, entry)
+    entry: dict[str, Any] = {}
+    _save_description(module, entry)
+    trainer = None if prefix else module._trainer
+    done = TrainerFn.FITTING, TrainerStatus.FINISHED  # in which the launcher alone asks: after all hooks of the run
+    if trainer is not None and starts_processes(trainer) and (trainer.state.fn, trainer.state.status) == done:
+        entry["training"] = module.training_state.result()
+    if entry.keys() - {RECTANGLE, STEP}:
         make_plain(entry)
-        state[KEY] = entry
+        file = io.BytesIO()
+        torch.save(entry, file)
+        state[prefix + BESIDE] = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
 
 
 def take_back(module: ScoringModel, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Take what :func:`give_back` added out of a ``state_dict``, and bring the module into its state after training."""
-    entry = state.pop(KEY, None) if not prefix else None
-    if entry is None:
+    """Take what :func:`give_back` added out of a ``state_dict``, and describe the module by it."""
+    packed = state.pop(prefix + BESIDE, None)
+    if packed is None:
         return
-    dtypes = {state[name].dtype for name, _ in module.named_parameters() if name in state}
-    if len(dtypes) == 1:  # a Trainer in double or half precision converted the whole module that it trained
-        module.to(dtypes.pop())
-    module.trained_labels = Labels(**entry[LABELS]) if LABELS in entry else None
-    module.knows_labels = True
-    module.training_state.load_result(entry["training"])
+    entry = torch.load(io.BytesIO(packed.numpy(force=True).tobytes()), weights_only=True)
+    if "training" in entry:
+        dtypes = {state[name].dtype for name, _ in module.named_parameters() if name in state}
+        if len(dtypes) == 1:  # a Trainer in double or half precision converted the whole module that it trained
+            module.to(dtypes.pop())
+        module.trained_labels = Labels(**entry[LABELS]) if LABELS in entry else None
+        module.knows_labels = True
+        module.training_state.load_result(entry["training"])
+    else:
+        _take_rectangle(module, entry, resumes=False)
+        module.training_state.note_weights_from_file(entry[STEP])
     _take_layout(module, entry)
 
 
