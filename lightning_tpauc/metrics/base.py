@@ -66,13 +66,14 @@ class ScoreMetric(Metric):
         return super().forward(*args, **kwargs)
 
     @eager
-    def update(self, preds: Any, target: Any) -> None:
+    def update(self, preds: Any, target: Any, sample_weight: Any = None) -> None:
         """Collect one batch, copied: whatever the caller does with its tensors afterwards does not matter.
 
         Args:
             preds: scores ``(N,)`` or ``(N, 1)``: a tensor, array, list or column of any float or integer dtype. float64
                 and integers are kept as they are, half precision is widened to float32.
             target: labels of the same shape: 1, 0, or ``ignore_index``.
+            sample_weight: what each example counts, ``(N,)``, at least 0; ``None`` is 1 for all.
 
         Raises:
             ArgumentError: if shapes differ or hold several scores per example; with ``validate_args`` also if
@@ -80,7 +81,8 @@ class ScoreMetric(Metric):
         """
         preds, target = as_pair(preds, target, self.device)
         num_labels = self._score_row[0] if self._score_row else None
-        self.keep(*checked_pair(preds, target, self.ignore_index, num_labels=num_labels, values=self.validate_args))
+        pair = checked_pair(preds, target, self.ignore_index, num_labels=num_labels, values=self.validate_args)
+        self.keep(*pair, sample_weight)
 
     def keep(self, preds: Tensor, target: Tensor, sample_weight: Any = None) -> None:
         """Store scores and labels that were checked, and their weights, if this or an earlier update has any."""
@@ -103,6 +105,13 @@ class ScoreMetric(Metric):
         """All scores and labels so far, each ``(N,)``; labels are 1, 0, or -1 for rows that count for neither class."""
         empty = torch.empty(0, *self._score_row, device=self.device)
         return _joined(self.scores, empty), _joined(self.classes, self.encode(empty.new_empty(0, *self._label_row)))
+
+    def collected_weights(self) -> Tensor | None:
+        """The weights of all examples so far, float64 ``(N,)``; ``None`` if no update had any."""
+        weights: Any = self.weights  # one tensor after processes have merged theirs
+        if isinstance(weights, list):
+            return torch.cat(weights) if weights else None
+        return cast(Tensor, weights) if weights.numel() else None
 
     def gathered(self) -> tuple[Tensor, Tensor]:
         """:meth:`collected` of all processes, all of which have to call this."""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_choice, check_rectangle, eager
 from lightning_tpauc.functional.operating_points import fpr_at_min_tpr, tpr_at_max_fpr
 from lightning_tpauc.functional.pairwise import floor_count
@@ -82,6 +83,9 @@ class ExactObjective(ScoreMetric):
     @eager
     def compute(self) -> Tensor:
         """The objective over everything collected, on all processes."""
+        if self.collected_weights() is not None:
+            msg = "The objective counts every example once: leave out `sample_weight`."
+            raise ArgumentError(msg)
         scores, labels = self.collected()
         seen = scores.sigmoid() if self.score_activation == "sigmoid" else scores
         return self.result(objective_of(seen, labels, self.min_tpr, self.max_fpr, self.surrogate))
@@ -128,7 +132,8 @@ class TPRAtMaxFPR(ScoreMetric):
 
     def compute(self) -> Tensor:
         """The rate over all examples, on all processes."""
-        return self.result(tpr_at_max_fpr(*self.collected(), self.max_fpr, validate_args=False))
+        weights = self.collected_weights()
+        return self.result(tpr_at_max_fpr(*self.collected(), self.max_fpr, validate_args=False, sample_weight=weights))
 
 
 class FPRAtMinTPR(ScoreMetric):
@@ -169,4 +174,5 @@ class FPRAtMinTPR(ScoreMetric):
 
     def compute(self) -> Tensor:
         """The rate over all examples, on all processes."""
-        return self.result(fpr_at_min_tpr(*self.collected(), self.min_tpr, validate_args=False))
+        weights = self.collected_weights()
+        return self.result(fpr_at_min_tpr(*self.collected(), self.min_tpr, validate_args=False, sample_weight=weights))

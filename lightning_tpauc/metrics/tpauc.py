@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from numbers import Real
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -169,13 +169,7 @@ class TwoWayPartialAUROC(ScoreMetric):
         if self.confmat is not None:
             return self._asked.binned(self.confmat, self.num_nan)
         scores, labels = self.collected()
-        return self._asked.exact(scores, self._asked.columns(labels), self._collected_weights())
-
-    def _collected_weights(self) -> Tensor | None:
-        weights: Any = self.weights  # one tensor after processes have merged theirs
-        if isinstance(weights, list):
-            return torch.cat(weights) if weights else None
-        return cast(Tensor, weights) if weights.numel() else None
+        return self._asked.exact(scores, self._asked.columns(labels), self.collected_weights())
 
     def roc(self) -> tuple[Any, Any, Any]:
         """The whole ROC polyline over all examples, on all processes: ``(fpr, tpr, thresholds)``, each ``(V,)``.
@@ -197,7 +191,7 @@ class TwoWayPartialAUROC(ScoreMetric):
         scores, labels = self.collected()
         shape = (-1, len(self.rectangles))
         columns = zip(scores.reshape(shape).T, self._asked.columns(labels).reshape(shape).T, strict=True)
-        return [roc_points(*column, sample_weight=self._collected_weights()) for column in columns]
+        return [roc_points(*column, sample_weight=self.collected_weights()) for column in columns]
 
     def plot(
         self,

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torchmetrics import MetricCollection
 
-from lightning_tpauc.functional.tpauc import two_way_partial_auroc
-from lightning_tpauc.metrics import TwoWayPartialAUROC
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional import fpr_at_min_tpr, tpr_at_max_fpr, two_way_partial_auroc
+from lightning_tpauc.metrics import ExactObjective, FPRAtMinTPR, TPRAtMaxFPR, TwoWayPartialAUROC
 from tests.helpers.ddp import run_distributed
 
 pytestmark = pytest.mark.ddp
@@ -96,15 +98,22 @@ def test_weights_of_some_ranks_and_batches(weighted):
         kept[rank * 30 + 10 : rank * 30 + 20] = weight[rank * 30 + 10 : rank * 30 + 20]
 
     def compute(rank, world_size):
-        metric = TwoWayPartialAUROC()
+        metrics = MetricCollection([TwoWayPartialAUROC(), TPRAtMaxFPR(0.2), FPRAtMinTPR(0.7)])
         for start in range(rank * 30, rank * 30 + 30, 10):
             rows = slice(start, start + 10)
-            given = (weight[rows],) if rank in weighted and start % 30 == 10 else ()
-            metric.update(scores[rows], target[rows], *given)
-        return metric.compute(), torch.stack(metric.roc())
+            given = {"sample_weight": weight[rows]} if rank in weighted and start % 30 == 10 else {}
+            metrics.update(scores[rows], target[rows], **given)
+        return list(metrics.compute().values()), torch.stack(metrics["TwoWayPartialAUROC"].roc())
 
     curve = TwoWayPartialAUROC()
     curve.update(scores, target, kept)
-    for value, points in run_distributed(compute, 2):
-        torch.testing.assert_close(value, two_way_partial_auroc(scores, target, sample_weight=kept), rtol=1e-12, atol=0)
+    expected = [
+        two_way_partial_auroc(scores, target, sample_weight=kept),
+        tpr_at_max_fpr(scores, target, 0.2, sample_weight=kept),
+        fpr_at_min_tpr(scores, target, 0.7, sample_weight=kept),
+    ]
+    for values, points in run_distributed(compute, 2):
+        assert sorted(map(float, values)) == pytest.approx(sorted(map(float, expected)), rel=1e-12)
         torch.testing.assert_close(points, torch.stack(curve.roc()), rtol=1e-12, atol=1e-15)
+    with pytest.raises(ArgumentError, match="leave out `sample_weight`"):
+        ExactObjective()(scores, target, kept)

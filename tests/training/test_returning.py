@@ -63,7 +63,7 @@ def test_threshold_and_calibration_come_back(at_home, away):
 
 
 def test_weights_come_back_in_the_precision_that_they_were_trained_in(at_home, away):
-    expected, actual = at_home.state_dict(), away.state_dict()
+    expected, actual = at_home.backbone.state_dict(), away.backbone.state_dict()
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
         assert actual[name].dtype == value.dtype
@@ -97,8 +97,8 @@ def test_a_second_training_goes_on_as_after_one_in_the_same_process():
         train(module, devices=1)
         results.append(module)
     assert results[0].training_state.batches_seen == results[1].training_state.batches_seen
-    for name, value in results[0].state_dict().items():
-        assert_close(results[1].state_dict()[name], value, "trajectory64")
+    for name, value in results[0].backbone.state_dict().items():
+        assert_close(results[1].backbone.state_dict()[name], value, "trajectory64")
 
 
 @pytest.mark.filterwarnings("error:The threshold .* is known to the processes")
