@@ -88,24 +88,21 @@ def as_pair(preds: Any, target: Any, device: torch.device | None = None) -> tupl
 
 
 def as_weights(sample_weight: Any, target: Tensor) -> Tensor | None:
-    """Weights of examples as float64 of the shape of ``target``, on its device; ``None`` if there are none."""
+    """Weights of examples as float64 of the shape of ``target``, on the CPU; ``None`` if there are none."""
     if sample_weight is None:
         return None
-    weights = as_tensor(sample_weight, "sample_weight", target.device).detach().to(target.device).double()
-    wrong = ""
-    if weights.numel() != target.numel():
-        wrong = f"one number for each of the {target.numel()} examples, but got shape {tuple(weights.shape)}"
+    weights, labels, wrong = as_tensor(sample_weight, "sample_weight").detach().cpu().double(), target.cpu(), ""
+    if weights.numel() != labels.numel():
+        wrong = f"one number for each of the {labels.numel()} examples, but got shape {tuple(weights.shape)}"
     elif not bool((weights.isfinite() & (weights >= 0)).all()):
         wrong = f"finite and at least 0, but found {weights[~(weights >= 0) | weights.isinf()][0].item()}"
-    elif any(
-        bool((target == label).any()) and not float(weights.reshape(target.shape)[target == label].sum())
-        for label in (0, 1)
-    ):
+    weights = weights.reshape(labels.shape) if not wrong else weights
+    if not wrong and any(bool((labels == k).any()) and not bool(weights[labels == k].any()) for k in (0, 1)):
         wrong = "above 0 for an example of each class, but all of one class weigh 0"
     if wrong:
         msg = f"Expected `sample_weight` to be {wrong}."
         raise ArgumentError(msg)
-    return weights.reshape(target.shape)
+    return weights
 
 
 def as_groups(groups: Any, size: int | None = None) -> Tensor:

@@ -258,7 +258,7 @@ def why_undefined(num_pos: int, num_neg: int, any_nan: bool) -> str:
 
 def split_weights(sample_weight: Any, target: Any) -> tuple[Tensor, Tensor] | None:
     """The weights of the positives and of the negatives, or ``None``."""
-    labels = checks.as_tensor(target, "target")
+    labels = checks.as_tensor(target, "target").cpu()
     weights = checks.as_weights(sample_weight, labels)
     return None if weights is None else split_classes(weights, labels)
 

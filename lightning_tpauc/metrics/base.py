@@ -90,7 +90,7 @@ class ScoreMetric(Metric):
             ones = torch.ones(len(preds), dtype=torch.float64, device=preds.device)
             weights = as_weights(ones if sample_weight is None else sample_weight, ones.neg())
             before = [torch.ones(len(own), dtype=torch.float64, device=own.device) for own in self.scores]
-            self.weights = [*(self.weights or before), cast(Tensor, weights)]
+            self.weights = [*(self.weights or before), cast(Tensor, weights).to(preds.device)]
         scores = rankable(preds)
         copied = scores.clone(memory_format=torch.contiguous_format) if scores.dtype == preds.dtype else scores
         self.scores.append(copied.reshape(-1, *self._score_row))

@@ -102,7 +102,7 @@ class Dump(Callback):
 
     def on_train_end(self, trainer, pl_module):
         parts = {
-            "module": pl_module.state_dict(),
+            "module": pl_module.backbone.state_dict(),
             "algorithm": pl_module.algorithm.state_dict(),
             "average": pl_module.training_state.state_dict()["average"],
             "optimizer": trainer.optimizers[0].state_dict()["state"],

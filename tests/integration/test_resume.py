@@ -143,7 +143,7 @@ class Record(Callback):
         self.steps[seen] = float(outputs["loss"]), rate, pl_module.algorithm.tightness
 
     def on_train_end(self, trainer, pl_module):
-        parts = {"weights": pl_module.state_dict(), "algorithm": pl_module.algorithm.state_dict()}
+        parts = {"weights": pl_module.backbone.state_dict(), "algorithm": pl_module.algorithm.state_dict()}
         content = flat({**parts, "training": pl_module.training_state.state_dict()})
         torch.save(content, self.folder / f"rank{trainer.global_rank}of{trainer.world_size}.pt")
 
