@@ -32,7 +32,7 @@ class Dump(Callback):
         torch.save(
             {
                 "state": {k: torch.as_tensor(v) for k, v in pl_module.algorithm.state_dict().items()},
-                "weights": pl_module.backbone.state_dict(),
+                "weights": {n: v for n, v in pl_module.state_dict().items() if not n.endswith("_extra_state")},
                 "mean": pl_module.training_state.average.mean,
                 "losses": torch.stack(self.losses),
                 "buffers": self.evaluated,
