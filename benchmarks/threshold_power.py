@@ -67,7 +67,10 @@ def main(args: list[str] | None = None) -> None:
     draws, sizes = (20, (200,)) if options.quick else (500, (50, 200, 500, 2000))
     header(f"TPR that FPR <= {MAX_FPR} leaves, mean of {draws} draws, and how often the demand is broken")
     methods = ("bonferroni_holm", "fixed_sequence") if importlib.util.find_spec("mapie") else ()
-    choosers = {"ours": ours, **{f"MAPIE, {name}": partial(risk_control, method=name) for name in methods}}
+    choosers: dict[str, Callable[..., float]] = {
+        "ours": ours,
+        **{f"MAPIE, {name}": partial(risk_control, method=name) for name in methods},
+    }
     print(f"| negatives | {' | '.join(choosers)} |\n|---|{'---|' * len(choosers)}")
     for size in sizes:
         found = {name: rates(choose, size, draws) for name, choose in choosers.items()}
