@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lightning_tpauc.data import PosNegDataModule
-from lightning_tpauc.functional.operating_points import exact_interval
 from lightning_tpauc.module import TPAUCModule
 from lightning_tpauc.scoring.labels import listed, rectangles_of
 
@@ -29,7 +28,7 @@ def model_card(
         use: what the model is made for.
 
     Returns:
-        The text. Intervals are exact (Clopper-Pearson), at 95%.
+        The text. Of the threshold it says what ``print(module.operating_point)`` says.
 
     Example:
         >>> import torch
@@ -46,13 +45,8 @@ def model_card(
         positives = datamodule.num_positives if len(names) == 1 else listed(datamodule.num_positives)
         counts = f"Trained on {positives} positives and {datamodule.num_negatives} negatives."
         parts += ["## Data", counts]
-    parts.append("## Threshold")
-    chosen = [] if point is None else [(n, c.decisions) for n, c in zip(names, point.choices, strict=True) if c]
-    rows = [
-        (name, f"{d.threshold:.6g}", _rate(d.tp, d.num_pos), _rate(d.num_neg - d.fp, d.num_neg)) for name, d in chosen
-    ]
-    parts.append("Scores at or above it are called positive. The rates are those of the data that it was chosen on.")
-    parts.append(_table(("", "threshold", "sensitivity", "specificity"), rows) if rows else "None was chosen.")
+    decides = "\n".join(f"- {line}" for line in str(point).splitlines())
+    parts += ["## Threshold", "None was chosen." if point is None else decides]
     if tested:
         ends = ("_lower", "_upper")
         low, high = ({name.replace(end, "", 1): v for name, v in tested.items() if end in name} for end in ends)
@@ -63,11 +57,6 @@ def model_card(
         ]
         parts += ["## Test", _table(("", "value", "95% interval"), values)]
     return "\n\n".join(parts) + "\n"
-
-
-def _rate(count: float, total: float) -> str:
-    low, high = exact_interval(count, total)
-    return f"{count / total:.3f} ({low:.3f} to {high:.3f}; {count:g} of {total:g})"
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:

@@ -209,12 +209,12 @@ def _notes(results: Results, tried: int, others: Sequence[str]) -> list[str]:
     if results.runs:
         num_runs = len(next(iter(results.runs.values())))
         grouped = "" if next(iter(results.runs.values()))[0].groups is None else " of whole groups"
-        error = "With one run they lack the noise of training: use more seeds."
+        error = ". With one run they lack the noise of training: use more seeds."
         if num_runs > 1:
-            error = f"and the spread of {num_runs} runs. Values are means over runs, with standard deviations."
+            error = f", and the spread of {num_runs} runs. Values are means over runs, with standard deviations."
         found.append(
             f"95% intervals, by {results.num_resamples} stratified bootstrap resamples{grouped}, the same for all "
-            f"methods, {error} Those of single labels are of each by itself."
+            f"methods{error} Those of single labels are of each by itself."
         )
     return [*found, *others]
 
