@@ -408,8 +408,8 @@ class TPAUCModule(ScoringModel):
     def auxiliary_loss(self, batch: PosNegBatch, scores: GatheredScores) -> Tensor | None:
         """Override this to add a loss, times its weight, to the algorithm's; ``None``, the default, adds nothing.
 
-        ``train/loss`` is the sum. The algorithm's own part is about 1 for a constant model unless its steps are
-        absolute. Over several processes the sum's gradient is the mean of theirs.
+        ``train/loss`` is the sum. The algorithm's own part is about 1 for a model that gives all the same score, unless
+        its steps are absolute. Over several processes the sum's gradient is the mean of theirs.
 
         Args:
             batch: the batch of this process.

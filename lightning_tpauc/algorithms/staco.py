@@ -293,10 +293,11 @@ def _copies(scores: Tensor, weight: Tensor) -> Tensor:
 
 
 class STACO(PairwiseAlgorithm):
-    r"""Stochastic primal-dual double block-coordinate algorithm for two-way partial AUC.
+    r"""Trains for the part of the ROC curve with TPR >= ``min_tpr`` and FPR <= ``max_fpr``; set these two, no others.
 
-    Solves the min-max form of the CVaR-CVaR objective, with :math:`\theta_0 = 1 -` ``min_tpr``,
-    :math:`\theta_1 =` ``max_fpr`` and pairwise losses :math:`\ell_{ij} = \ell(h_j - h_i)`:
+    A stochastic primal-dual double block-coordinate algorithm for the min-max form of the CVaR-CVaR objective, with
+    :math:`\theta_0 = 1 -` ``min_tpr``, :math:`\theta_1 =` ``max_fpr`` and pairwise losses
+    :math:`\ell_{ij} = \ell(h_j - h_i)`:
 
     .. math:: \min_{w, s, s'} \max_{y \in [0,1]^{n_+}} \frac{1}{n_+} \sum_i y_i \frac{g_i(w, s_i) - s'}{\theta_0} + s',
         \qquad g_i(w, s_i) = \frac{1}{n_-} \sum_j \Bigl( s_i + \frac{(\ell_{ij} - s_i)_+}{\theta_1} \Bigr)

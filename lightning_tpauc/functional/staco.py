@@ -122,7 +122,7 @@ def objective_ratio(
 ) -> Tensor:
     r"""The objective F over :math:`\ell(0)`, that of a model that scores all examples alike.
 
-    Near 1 the rectangle is out of reach: there the constant model minimises F, whatever convex surrogate is taken.
+    Near 1 the rectangle is out of reach: there F is smallest for such a model, whatever convex surrogate is taken.
 
     Arguments and errors are those of :func:`tpauc_objective`.
 

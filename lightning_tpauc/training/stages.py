@@ -59,12 +59,12 @@ _CHANGERS = (BaseFinetuning, ModelPruning)
 
 
 class StageCallback(Callback):
-    r"""Runs the stages of STACO2 and the average of STACO1.
+    r"""Averages the weights, shrinks the rectangle, keeps the best weights, and runs the stages of STACO2.
 
-    When training starts, it sets the dual variables. At a stage's end the weights and the thresholds become their
-    averages over the stage, which are also the next anchors, and the dual weights restart. Validation uses the average
-    of the current stage's iterates, and so does the model after training; running statistics of batch normalisation
-    are averaged as weights are. STACO1 has one stage, the whole run.
+    Validation uses the average of the weights over the current stage, and so does the model after training; running
+    statistics of batch normalisation are averaged, too. STACO1 has one stage, the whole run. At the end of a stage of
+    STACO2 the weights and the thresholds become their averages, to which the next stage is pulled, and the dual
+    weights restart.
 
     The module adds this callback with its defaults if the Trainer has none.
 
@@ -72,16 +72,16 @@ class StageCallback(Callback):
         every_n_epochs: length of the first stage in epochs. Ignored where ``every_n_steps`` is given.
         every_n_steps: length of the first stage in optimizer steps.
         growth: factor of the length from one stage to the next, at least 1.
-        averaging: how a method without stages (STACO1) averages its iterates: ``"polynomial"`` weighs iterate k by
-            about :math:`k^8`, which forgets the start without knowing the run's length; ``"uniform"`` is the paper's
-            mean. The average over a stage is uniform.
+        averaging: how a method without stages (STACO1) averages: ``"polynomial"`` gives the weights of step k a share
+            of about :math:`k^8`, which forgets the start without knowing the run's length; ``"uniform"`` is the
+            paper's mean. The average over a stage is uniform.
         shrink_rectangle: begin with the rectangle (0, 1), where every pair counts, and shrink it to the one that was
-            asked for over the first half of the run (at most 20 epochs), as long as that is in reach: it is held where
-            the objective, on training and on validation scores, would come near that of a constant model. ``False``
-            trains the rectangle that was asked for from the first step on, as the paper does.
+            asked for over the first half of the run (at most 20 epochs). It stops where the loss, on training or on
+            validation scores, comes near that of a model that gives all the same score. ``False`` trains the
+            rectangle that was asked for from the first step on, as the paper does.
         keep_best: leave the weights that validated best (by ``val/tpauc``, then ``val/auroc``) in the model after
             training instead of the last ones. Training itself is the same. A run that ends before its first validation
-            holds one at its end. Where a callback prunes or unfreezes weights amid the training, the last ones stay.
+            validates at its end. Where a callback prunes or unfreezes weights amid the training, the last ones stay.
         scores: the training scores that the exact dual variables are solved from: those that are ``"remembered"`` from
             the stage's steps, which cost nothing and are at most a stage old, or those of a ``"forward"`` pass over the
             training set without gradients.
