@@ -1,4 +1,4 @@
-"""The folder that a comparison writes: a page of HTML, the same as text, pictures, and numbers as CSV."""
+"""The folder that a comparison writes: a text, pictures, a page of HTML that holds both, and numbers as CSV."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -30,47 +30,12 @@ PANELS = 12
 _FEW = 30
 #: The page; it is well-formed XML as well.
 _PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8" /><title>{title}</title><style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 1400px; margin: 2rem auto; padding: 0 1rem; }}
-div {{ overflow-x: auto; }} img {{ max-width: 100%; }} table {{ border-collapse: collapse; font-size: 13.5px; }}
-th, td {{ padding: .35rem .5rem; border-bottom: 1px solid #d9dee4; text-align: right; white-space: nowrap; }}
-th:first-child, td:first-child {{ text-align: left; }}
-</style></head>
-<body>
-{content}
+<html lang="en"><head><meta charset="utf-8" /><title>{title}</title>
+<style>body {{ max-width: 1400px; margin: 2rem auto; }} pre {{ overflow: auto; }} img {{ max-width: 100%; }}</style></head>
+<body><pre>{text}</pre>
+{pictures}
 </body></html>
 """
-
-
-class Table(NamedTuple):
-    """Cells of text, which the report shows aligned and the page as HTML.
-
-    Example:
-        >>> table = Table(["method", "area"], [["A", "0.5"], ["B & C", "0.25"]])
-        >>> print(table.text())
-        method  area
-        A        0.5
-        B & C   0.25
-        >>> "<td>B &amp; C</td>" in table.html()
-        True
-    """
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def text(self) -> str:
-        """Aligned columns: the first one to the left, the others to the right."""
-        lines = [self.header, *self.rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
-            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines
-        )
-
-    def html(self) -> str:
-        """A table that scrolls sideways by itself."""
-        heads = "".join(f"<th>{escape(cell)}</th>" for cell in self.header)
-        body = "\n".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in self.rows)
-        return f"<div><table><tr>{heads}</tr>\n{body}\n</table></div>"
 
 
 @dataclass(frozen=True)
@@ -109,19 +74,15 @@ def write_report(results: Results, folder: Path, repetitions: str, tried: int, n
     ]
     where = f"TPR >= {min_tpr:g}, FPR <= {max_fpr:g}"
     verdicts += [f"{OURS} against {name}, {where}: {results.verdict_beside(name)}" for name in results.beside]
-    methods, labels = _methods(results), [_labels(results)] if several else []
-    notes = _notes(results, tried, notes)
-    listing = "\n".join(f"- {note}" for note in notes)
-    parts = [title, methods.text(), "\n".join(verdicts), *(table.text() for table in labels), listing]
+    listing = "\n".join(f"- {note}" for note in _notes(results, tried, notes))
+    parts = [title, _methods(results), "\n".join(verdicts), _labels(results) if several else "", listing]
     text = "\n\n".join(part for part in parts if part)
     pictures = {}
     if results.runs:
         pictures = {"ROC curves": as_png(draw_roc(results)), "Training": as_png(draw_progress(results))}
-    content = [f"<h1>{escape(title)}</h1>", _items(verdicts), methods.html(), *(table.html() for table in labels)]
-    for name, picture in pictures.items():
-        source = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
-        content.append(f'<h2>{name}</h2><img alt="{name}" src="{source}" />')
-    page = _PAGE.format(title=escape(title), content="\n".join([*content, _items(notes)]))
+    sources = {name: base64.b64encode(picture).decode() for name, picture in pictures.items()}
+    shown = "\n".join(f'<img alt="{name}" src="data:image/png;base64,{source}" />' for name, source in sources.items())
+    page = _PAGE.format(title=escape(title), text=escape(text), pictures=shown)
     files = {"report.txt": f"{text}\n".encode(), "report.html": page.encode(), "runs.csv": _runs(results).encode()}
     files |= dict(zip(("roc.png", "training.png"), pictures.values(), strict=False))
     for name, written in files.items():
@@ -130,14 +91,17 @@ def write_report(results: Results, folder: Path, repetitions: str, tried: int, n
     return Report(results, folder, text)
 
 
-def _items(lines: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
-
-
 # ---------------------------------------------------------------- tables
 
 
-def _methods(results: Results) -> Table:
+def _aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Aligned columns: the first one to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    cells = ([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])] for line in lines)
+    return "\n".join("  ".join(line).rstrip() for line in cells)
+
+
+def _methods(results: Results) -> str:
     first, *others = measures(results.rectangles)
     header = ["method", first, "95% interval", *others, "seconds", "examples", "optimizer"]
     rows = []
@@ -146,7 +110,7 @@ def _methods(results: Results) -> Table:
         _, low, high, *_ = results.intervals[name]
         about = [f"{fmean(run.seconds for run in runs):.1f}", f"{runs[0].examples:,}", runs[0].optimizer]
         rows.append([name, first, f"{low:.3f} to {high:.3f}", *values, *about])
-    return Table(header, [*rows, *([name, "failed", *[""] * (len(header) - 2)] for name in results.failed)])
+    return _aligned([header, *rows, *([name, "failed", *[""] * (len(header) - 2)] for name in results.failed)])
 
 
 def _mean_and_std(values: Tensor) -> str:
@@ -154,7 +118,7 @@ def _mean_and_std(values: Tensor) -> str:
     return f"{values.mean():.3f}" if len(values) < 2 else f"{values.mean():.3f} ({values.std():.3f})"
 
 
-def _labels(results: Results) -> Table:
+def _labels(results: Results) -> str:
     """A row for each label: its positives, and of each method TPAUC and the difference to the baseline."""
     methods = sorted(results.runs, key=lambda name: name != results.baseline)
     header = ["label", "rectangle", "positives", "negatives"]
@@ -172,7 +136,7 @@ def _labels(results: Results) -> Table:
             elif name in results.differences:
                 cells.append("-")
         rows.append(cells)
-    return Table(header, rows)
+    return _aligned([header, *rows])
 
 
 def _runs(results: Results) -> str:
