@@ -31,8 +31,8 @@ _FEW = 30
 #: The page; it is well-formed XML as well.
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8" /><title>{title}</title>
-<style>body {{ max-width: 1400px; margin: 2rem auto; }} pre {{ overflow: auto; }} img {{ max-width: 100%; }}</style></head>
-<body><pre>{text}</pre>
+<style>body {{ max-width: 1400px; margin: 2rem auto; }} pre {{ overflow: auto; }} img {{ max-width: 100%; }}</style>
+</head><body><pre>{text}</pre>
 {pictures}
 </body></html>
 """
