@@ -229,7 +229,7 @@ class PosNegDataModule(LightningDataModule):
 
         Args:
             datasets: what :meth:`build_datasets` returned.
-            train_rows: int64 array: rows of ``datasets.train`` that train, without those that validate.
+            train_rows: int64 array: rows of ``datasets.train`` that train, without those that are split off.
         """
         return datasets
 

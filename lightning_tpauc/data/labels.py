@@ -365,7 +365,7 @@ def as_groups(values: NDArray[Any]) -> Indices:
             "give each of them a group of its own, or drop them."
         )
         raise DataError(msg)
-    return checks.as_groups(values).numpy()
+    return checks.as_groups(values.astype(str) if values.dtype.kind == "O" else values).numpy()
 
 
 def as_weights(values: NDArray[Any]) -> NDArray[np.float64]:

@@ -121,7 +121,7 @@ def test_where_groups_come_from(form):
     labels, groups, x = problem(2)
     pair, given = (x, labels), {"array": groups, "list": groups.tolist()}.get(form)
     if form == "words":
-        given = [f"patient {g}" for g in groups]
+        given = np.array([f"patient {g}" if g % 2 else int(g) for g in groups], dtype=object)  # as a column has them
     if form == "column":
         pandas = pytest.importorskip("pandas")
         pair, given = (pandas.DataFrame({"age": x[:, 0], "who": [f"p{g}" for g in groups]}), labels), "who"
