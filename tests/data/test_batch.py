@@ -12,15 +12,6 @@ def masks(*widths, num_tasks=2):
 
 
 @pytest.mark.parametrize("num_dual", [0, 2])
-def test_scores_of_one_task_are_cut_by_sizes(num_dual):
-    batch = PosNegBatch(torch.zeros(5 + num_dual, 3), torch.tensor([7, 1]), 2, 3, num_dual)
-    pos, neg, dual = batch.split(torch.arange(5.0 + num_dual))
-    assert pos.tolist() == [0, 1]
-    assert neg.tolist() == [2, 3, 4]
-    assert (None if dual is None else dual.tolist()) == ([5, 6] if num_dual else None)
-
-
-@pytest.mark.parametrize("num_dual", [0, 2])
 def test_scores_of_several_tasks_get_a_leading_dimension(num_dual):
     sizes = (2, 3, num_dual)
     batch = PosNegBatch(torch.zeros(sum(sizes), 3), torch.zeros(2, 2).long(), *sizes, masks=masks(2, 3))

@@ -1,14 +1,13 @@
 """Data sets as given, and their rows and labels."""
 
-import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from lightning_tpauc.data.examples import ArrayDataset, Examples, Given, as_dataset, fetcher_for
 from lightning_tpauc.data.parts import PreparedData
 from lightning_tpauc.errors import DataError
-from tests.helpers.items import Items, N, X, Y
+from tests.helpers.items import N, X, Y
 
 
 def test_refuses_streams_and_emptiness():
@@ -72,24 +71,3 @@ def test_labelled_tuples_to_predict_on_lose_their_label(dataset):
     for known in (None, "tensor", ["tensor"] * 4, {"keys": ["x"]}):
         with pytest.raises(DataError, match="the 3 entries of the items"):
             predicted(dataset, known)
-
-
-ROWS = np.array([7, 3, 50])
-EXPECTED = X[torch.from_numpy(ROWS)]
-
-
-@pytest.mark.parametrize(
-    "dataset",
-    [
-        TensorDataset(X, 2 * X, Y),
-        Items(lambda row: (X[row], 2 * X[row], Y[row])),
-        Items(lambda row: [X[row], 2 * X[row], Y[row]]),
-        ConcatDataset([TensorDataset(X[:20], 2 * X[:20], Y[:20]), TensorDataset(X[20:], 2 * X[20:], Y[20:])]),
-    ],
-)
-def test_several_inputs(dataset):
-    inputs = fetcher_for(dataset)(ROWS, 0)
-    assert type(inputs) is tuple
-    first, second = inputs
-    assert torch.equal(first, EXPECTED)
-    assert torch.equal(second, 2 * EXPECTED)
