@@ -16,8 +16,7 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -64,37 +63,15 @@ options, here `fit --trainer.max_epochs=3`."""
 
 # ---------------------------------------------------------------- the parser
 
-_KEY = re.compile(r'Parser key "([^"]+)"')
-_CLASS = re.compile(r"(?:given |\()class_path[ =]'([^']+)'")
-_TELLING = re.compile(
-    r"[Oo]ption '(?P<option>[^']+)'(?: is not accepted)?$|unrecognized arguments: --(?P<word>[\w.]+).*"
-    r"|Option '(?P<of_factory>[^']+)' is not accepted(?=\. Got value)|Expected a dot import path string: (?P<name>\S+)"
-    r"|module '[\w.]+' has no attribute '\w+'|Multiple subclasses .*|Expected a (?!path ).*Got value: .*"
-)
+_PLACE = re.compile(r"Parser key \"(.+)\":|Problem with given class_path '(?:.+\.)?(\w+)':")
+#: Lines of a report that say why a value has none of several types.
+_NOISE = re.compile(r"Does not validate|Subtypes|Errors:|Given value|Expected a (<class 'NoneType'>|path )|$")
 
 
-def explain(message: str, known: Iterable[str]) -> str:
-    """The line of a parser's report that matters, with what may have been meant.
-
-    A value may be one of several types, so jsonargparse reports a misspelt option, ten lines and more, together with
-    why none of the types fits.
-    """
-    keys: list[str] = []
-    owner = ""
-    for line in message.splitlines():
-        keys += _KEY.findall(line)
-        owner = next(reversed(_CLASS.findall(line)), owner)
-        if found := _TELLING.search(line):
-            where, name = [".".join(keys)] if keys else [], next(filter(None, found.groups()), "")
-            if owner and name and not found["name"]:  # an option of a class
-                where.append(owner.rpartition(".")[2])
-                name, known = name.partition(".")[0], options_of(owner)
-            close = get_close_matches(name, list(known), n=2, cutoff=0.7)
-            meant = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
-            if len(where) > 1 and not close:
-                meant = f"; --{where[0]}.help={where[1]} lists its options"
-            return ": ".join([*where, found[0] if keys else line.strip()]) + meant
-    return message
+def explain(message: str) -> str:
+    """The lines of a parser's report that matter, as one: jsonargparse also says why none of the other types fits."""
+    lines = [line.strip(" -") for line in message.splitlines()]
+    return ": ".join(_PLACE.sub(r"\1\2", line) for line in lines if not _NOISE.match(line))
 
 
 def options_of(class_path: str) -> list[str]:
@@ -118,10 +95,7 @@ class TPAUCArgumentParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print what is wrong and exit with status 2."""
-        if self.exit_on_error:  # parsers of nested classes report to this one
-            parser = getattr(ex, "subcommand_parser", None) or self
-            message = explain(message, [*parser.get_defaults().keys(), *(cls.__name__ for cls in _CLASSES)])
-        super().error(message, ex)
+        super().error(explain(message) if self.exit_on_error else message, ex)  # nested parsers report to this one
 
 
 def _as_yaml(word: str) -> str:

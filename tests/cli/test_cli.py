@@ -282,40 +282,24 @@ def test_a_saver_of_ones_own_is_respected(command, plain_config, tmp_cwd):
 # ---------------------------------------------------------------- mistakes
 
 
-def misspelt(name, instead_of):
-    """The quickstart's config, and an optimizer, with a key renamed."""
-    config = yaml.safe_load(QUICKSTART.read_text())
-    config["model"]["init_args"]["optimizer"] = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}
-    return re.sub(rf"\b{instead_of}:", f"{name}:", yaml.safe_dump(config), count=1)
-
-
-MISSPELT = {
-    ("max_fprr", "max_fpr"): "model.algorithm: STACO: Option 'max_fprr' is not accepted; did you mean 'max_fpr'",
-    ("optimiser", "optimizer"): "model: TPAUCModule: Option 'optimiser",
-    ("lrr", "lr"): "model.optimizer: SGD: Option 'lrr' is not accepted; did you mean 'lr'?",
-    ("monitr", "monitor"): "trainer.callbacks: ModelCheckpoint: Option 'monitr' is not accepted; did you mean 'monit",
-    ("max_epoch", "max_epochs"): "Subcommand 'fit' does not accept option 'trainer.max_epoch'; did you mean 'trainer.",
-}
-
-
-@pytest.mark.parametrize("names", MISSPELT, ids=lambda names: names[0])
-def test_misspelt_keys_in_a_file(command, tmp_cwd, names):
-    _, err, status = command("fit", "--config", write(tmp_cwd / "wrong.yaml", misspelt(*names)))
+def test_a_misspelt_key_in_a_file(command, tmp_cwd):
+    text = QUICKSTART.read_text().replace("max_fpr:", "max_fprr:")
+    _, err, status = command("fit", "--config", write(tmp_cwd / "wrong.yaml", text))
     assert status == 2
-    (line,) = error_lines(err)
-    assert line.startswith(MISSPELT[names])
+    assert error_lines(err) == ["model: TPAUCModule: algorithm: STACO: Option 'max_fprr' is not accepted"]
 
 
+OPTIMIZER = "model: TPAUCModule: optimizer: Type typing.Callable[[collections.abc.Iterable], torch.optim.optimizer."
 WORDS = {
-    "--data.num_poss=3": "data: DigitsDataModule: Option 'num_poss' is not accepted; did you mean 'num_pos'",
-    "--model.algorithm.mrgin=3": "model.algorithm: STACO: Option 'mrgin' is not accepted; did you mean 'margin'?",
-    "--model.alpha=3": "model: TPAUCModule: Option 'alpha' is not accepted; --model.help=TPAUCModule lists i",
-    "--trainer.max_epoch=3": "unrecognized arguments: --trainer.max_epoch=3; did you mean 'trainer.max_epochs'",
-    "--model.algorithm=STACOO": "model.algorithm: Expected a dot import path string: STACOO; did you mean 'STACO'?",
-    "--model.backbone=Linear": "model.backbone: Multiple subclasses with name Linear. Give the full class path to a",
-    "--model.optimizer=torch.optim.Adm": "model.optimizer: module 'torch.optim' has no attribute 'Adm'",
-    "--model.optimizer.lr=0.1": "model.optimizer: Optimizer: Option 'lr' is not accepted",
-    "--model.algorithm.alpha=big": "model.algorithm.alpha: Expected a <class 'float'>. Got value: big",
+    "--data.num_poss=3": "data: DigitsDataModule: Option 'num_poss' is not accepted",
+    "--model.algorithm.mrgin=3": "model: TPAUCModule: algorithm: STACO: Option 'mrgin' is not accepted",
+    "--model.alpha=3": "model: TPAUCModule: Option 'alpha' is not accepted",
+    "--trainer.max_epoch=3": "unrecognized arguments: --trainer.max_epoch=3",
+    "--model.algorithm=STACOO": "model: TPAUCModule: algorithm: Expected a dot import path string: STACOO",
+    "--model.backbone=Linear": "model: TPAUCModule: backbone: Multiple subclasses with name Linear. Give the full",
+    "--model.optimizer=torch.optim.Adm": OPTIMIZER,
+    "--model.algorithm.alpha=big": "model: TPAUCModule: algorithm: STACO: alpha: Expected a <class 'float'>. Got value",
+    "--model.gradient_clip_val=big": "model: TPAUCModule: gradient_clip_val: Expected a <class 'float'>",
 }
 
 
@@ -431,7 +415,7 @@ def test_environment_variables_are_options(command, monkeypatch, tmp_cwd):
     monkeypatch.setenv("PL_FIT__TRAINER__MAX_STEP", "9")
     _, err, status = command("fit")
     assert status == 2
-    assert error_lines(err)[0].startswith("unrecognized arguments: --trainer.max_step=9; did you mean 'trainer.max_st")
+    assert error_lines(err) == ["unrecognized arguments: --trainer.max_step=9"]
 
 
 OWN = """
