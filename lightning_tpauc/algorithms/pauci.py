@@ -88,6 +88,8 @@ class PAUCI(RecursiveAlgorithm):
         min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
         max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
         kappa: sharpness :math:`\kappa` of r, above 0; tuned in [2, 6].
+        width: w, above 0: the unbiased form (arXiv 2512.01213), :math:`r(z) = \max_{y \in [0, 1]} y z + w y (1 - y)`,
+            which is 0 below -w and z above w; it has no :math:`\kappa`.
         nu: step size :math:`\nu` of a, b, :math:`s_p, s_n, \lambda_a, \lambda_b`; tuned in [0, 1].
         rho: step size of :math:`\gamma` (the source's :math:`\lambda`); tuned in [0, 1].
         k: numerator of :math:`\eta_t`, above 0; tuned in [1, 10].
@@ -119,6 +121,7 @@ class PAUCI(RecursiveAlgorithm):
         max_fpr: float = 0.5,
         *,
         kappa: float = 2.0,
+        width: float | None = None,
         nu: float = 0.1,
         rho: float = 0.1,
         k: float = 1.0,
@@ -128,6 +131,7 @@ class PAUCI(RecursiveAlgorithm):
     ) -> None:
         super().__init__(min_tpr, max_fpr)
         self.kappa = require_range("kappa", kappa, 0.0, open_low=True)
+        self.width = None if width is None else require_range("width", width, 0.0, open_low=True)
         self.nu, self.rho = require_range("nu", nu, 0.0), require_range("rho", rho, 0.0)
         self.k = require_range("k", k, 0.0, open_low=True)
         self.m = require_range("m", m, 1.0)  # the first step's recursion reaches back to t = -1
@@ -192,9 +196,9 @@ class PAUCI(RecursiveAlgorithm):
     def _saddle(self, pos_scores: Tensor, neg_scores: Tensor, variables: Tensor) -> Tensor:
         """The saddle function, differentiable with respect to the scores."""
         a, b, s_pos, s_neg, lambda_a, lambda_b, gamma = variables.unbind()
-        (theta0, theta1), kappa = self.thetas(), self.kappa
-        pos_risk = softplus(kappa * _pos_excess(pos_scores, variables), threshold=40.0).mean() / (kappa * theta0)
-        neg_risk = softplus(kappa * _neg_excess(neg_scores, variables), threshold=40.0).mean() / (kappa * theta1)
+        theta0, theta1 = self.thetas()
+        pos_risk = self._quantile_term(_pos_excess(pos_scores, variables)).mean() / theta0
+        neg_risk = self._quantile_term(_neg_excess(neg_scores, variables)).mean() / theta1
         constraint = lambda_a * (a + gamma) - lambda_b * (b - 1.0 - gamma)
         return s_pos + pos_risk + s_neg + neg_risk - gamma.square() + constraint
 
@@ -203,8 +207,8 @@ class PAUCI(RecursiveAlgorithm):
         """The derivatives of the saddle function with respect to the variables, in closed form."""
         a, b, _, _, lambda_a, lambda_b, gamma = variables.unbind()
         theta0, theta1 = self.thetas()
-        pos_slope = torch.sigmoid(self.kappa * _pos_excess(pos_scores, variables)) / theta0
-        neg_slope = torch.sigmoid(self.kappa * _neg_excess(neg_scores, variables)) / theta1
+        pos_slope = self._quantile_slope(_pos_excess(pos_scores, variables)) / theta0
+        neg_slope = self._quantile_slope(_neg_excess(neg_scores, variables)) / theta1
         grad_gamma = 2.0 * ((neg_slope * neg_scores).mean() - (pos_slope * pos_scores).mean() - gamma)
         return torch.stack(
             [
@@ -217,6 +221,19 @@ class PAUCI(RecursiveAlgorithm):
                 grad_gamma + lambda_a + lambda_b,
             ]
         )
+
+    def _quantile_term(self, excess: Tensor) -> Tensor:
+        """The r of the formula."""
+        if self.width is None:
+            return softplus(self.kappa * excess, threshold=40.0) / self.kappa
+        slope = self._quantile_slope(excess.detach())
+        return slope * excess + self.width * slope * (1.0 - slope)
+
+    def _quantile_slope(self, excess: Tensor) -> Tensor:
+        """Its derivative; the maximum over y is there, so that r may be differentiated at a constant y."""
+        if self.width is None:
+            return torch.sigmoid(self.kappa * excess)
+        return (0.5 + excess / (2.0 * self.width)).clamp(0.0, 1.0)
 
     def _keep(self, step: Tensor, decay: float) -> Tensor:
         r""":math:`1 - c\,\eta_t^2`."""

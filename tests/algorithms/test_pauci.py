@@ -45,6 +45,7 @@ class PauciLoop(Loop):
         pytest.param({"k": 5.0, "m": 10.0, "c1": 0.01, "c2": 0.02, "kappa": 6.0}, id="capped-fraction"),
         pytest.param({"k": 3.0, "m": 50.0, "c1": 9.0, "c2": 9.0, "kappa": 4.0}, id="capped-decay"),
         pytest.param({"k": 1.0, "m": 1.0, "c1": 0.0, "c2": 1.0, "kappa": 2.0}, id="smallest-offset"),
+        pytest.param({"k": 1.0, "m": 10.0, "c1": 1.0, "c2": 0.5, "width": 0.3}, id="unbiased"),
     ],
 )
 def test_trajectory_is_that_of_the_formula(settings):

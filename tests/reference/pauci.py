@@ -6,10 +6,12 @@ MINIMISED = ("w", "a", "b", "s_p", "s_n", "la", "lb")
 START = {"a": 0.5, "b": 0.5, "s_p": 0.5, "s_n": 0.5, "la": 0.0, "lb": 0.0, "g": 1.0}
 
 
-def saddle(x, pos_x, neg_x, theta0, theta1, kappa):
+def saddle(x, pos_x, neg_x, theta0, theta1, kappa, width):
     """L at the point x, a dict; scores are the sigmoid of a linear model."""
 
     def r(z):
+        if width is not None:  # Huber's function, piece by piece
+            return torch.where(z < -width, 0 * z, torch.where(z > width, z, (z + width) ** 2 / (4 * width)))
         return torch.log(1 + torch.exp(kappa * z)) / kappa
 
     hp, hn = torch.sigmoid(pos_x @ x["w"]), torch.sigmoid(neg_x @ x["w"])
@@ -40,10 +42,10 @@ def project(name, value, x):
 
 
 class Reference:
-    def __init__(self, w, theta0, theta1, kappa, nu, rho, k, m, c1, c2):
+    def __init__(self, w, theta0, theta1, nu, rho, k, m, c1, c2, kappa=2.0, width=None):
         self.x = {"w": torch.tensor(w, dtype=torch.float64)}
         self.x.update({name: torch.tensor(v, dtype=torch.float64) for name, v in START.items()})
-        self.args = (theta0, theta1, kappa)
+        self.args = (theta0, theta1, kappa, width)
         self.nu, self.rho, self.k, self.m, self.c1, self.c2 = nu, rho, k, m, c1, c2
         self.t, self.x_old, self.v = 0, None, None
 
