@@ -165,13 +165,22 @@ precision 0.882 (0.725 to 0.967), with exact 95% intervals.
     def __repr__(self) -> str:
         lines: list[str] = []
         claims: dict[str, list[str]] = {}
+        away: list[str] = []
         for name, choice in zip(self.names or ("",), self.choices, strict=True):
             if choice is not None:
                 lines.append(f"Threshold {f'of {name} ' if name else ''}{_described(choice.decisions, self.criterion)}")
                 claims.setdefault(self._claim(choice), []).append(name)
+                low, high = choice.rectangle
+                missed = (
+                    f"{name}{': ' if name else ''}TPR >= {low:g}, FPR <= {high:g} is missed by {choice.missed_by:.2g}"
+                )
+                away += [missed] if choice.missed_by else []
         lines[20:] = [f"... and {len(lines) - 20} more"] if len(lines) > 20 else []
         for claim, names in claims.items():
             lines.append(f"{listed(names)}: {claim}" if self.names and len(claims) > 1 else claim)
+        if away:
+            of_labels = f" of {len(away)} of {len(self.choices)} labels" if self.names else ""
+            lines.append(f"No threshold lies in the rectangle{of_labels} on these data: {listed(away)}.")
         return "\n".join(lines)
 
     def _claim(self, choice: Choice) -> str:
@@ -179,7 +188,7 @@ precision 0.882 (0.725 to 0.967), with exact 95% intervals.
         used, plain, signs = choice.decisions, choice.without, {"min_tpr": "TPR >= ", "max_fpr": "FPR <= "}
         asked = dict(zip(signs, choice.rectangle, strict=True))
         said = {name: f"{sign}{asked[name]:g}" for name, sign in signs.items() if 0 < asked[name] < 1}
-        if choice.too_few or self.confidence is None or not self.held_out:
+        if choice.too_few or self.confidence is None or not self.held_out or not said:
             why = f": {choice.too_few}" if choice.too_few else "."
             if not self.held_out and self.confidence is not None:
                 why += (
@@ -397,32 +406,16 @@ class DecisionThreshold(Callback):
         return Choice(chosen, rectangle, calibration, missed_by, plain, too_few)
 
     def say(self, module: Any) -> None:
-        """Say what the threshold does, and what fell short of what was asked for."""
-        if module.operating_point is not None:
-            rank_zero_info(repr(module.operating_point))
-        self.say_what_fell_short(module)
-
-    def say_what_fell_short(self, module: Any) -> None:
-        """Say if no threshold lies in the rectangle, with how far away the nearest is, or if nothing is calibrated."""
+        """Say what the threshold does, and if nothing is calibrated."""
         point: OperatingPoint | None = module.operating_point
         if point is None:
             return
-        each = [(name, one) for name, one in zip(point.names or ("",), point.choices, strict=True) if one is not None]
-        plain, away = [name for name, choice in each if choice.calibration is None], []
+        rank_zero_info(repr(point))
+        each = zip(point.names or ("",), point.choices, strict=True)
+        plain = [name for name, choice in each if choice is not None and choice.calibration is None]
         if self.calibration is not None and plain:
             of_labels = f" of {listed(plain)}" if point.names else ""
             rank_zero_info(f"Predictions will hold no probabilities{of_labels}. {self._why_uncalibrated}")
-        for name, choice in each:
-            (min_tpr, max_fpr), used = choice.rectangle, choice.decisions
-            if choice.missed_by:
-                away.append(
-                    f"{name}{': ' if name else ''}TPR >= {min_tpr:g}, FPR <= {max_fpr:g} is missed by "
-                    f"{choice.missed_by:.2g}, and {used.threshold:.6g} decides, TPR {used.sensitivity:.3f} at FPR "
-                    f"{1 - used.specificity:.3f}"
-                )
-        if away:
-            of_labels = f" of {len(away)} of {len(point.choices)} labels" if point.names else ""
-            rank_zero_info(f"No threshold lies in the rectangle{of_labels} on the validation data: {listed(away)}.")
 
     def choose_again(self, trainer: Trainer, module: Any) -> None:
         """Score once more, by the weights that the module holds now, and choose."""
