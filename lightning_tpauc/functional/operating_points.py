@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -202,37 +201,6 @@ class Demands(NamedTuple):
             found["max_alert_rate"] = called / (num_pos + num_neg) - self.max_alert_rate
         return found
 
-    def risks(self, sizes: Mapping[str, int], *, grouped: bool) -> dict[str, tuple[float, int, float]]:
-        """Of each demand with a guarantee: the rate of errors that it allows, of how many, and the risk to break it.
-
-        Raises:
-            TooFewExamplesError: if some demand can't be guaranteed at any threshold.
-        """
-        sure = self.confidence or 0.0
-        rates = {name: 1 - self.min_tpr if name == "min_tpr" else self.max_fpr for name in sizes}
-        rates = {name: rate for name, rate in rates.items() if rate < 1}
-        # They share what is left of confidence; shares of groups need e times as much.
-        price = len(rates) * (math.e if grouped else 1)
-        found, missing = {}, []
-        for name, rate in rates.items():
-            size, risk = sizes[name], (1 - sure) / price
-            found[name] = (rate, size, risk)
-            needed = math.ceil(math.log(risk) / math.log1p(-rate))
-            if size < needed:
-                sign, who = ("TPR >=", "positives") if name == "min_tpr" else ("FPR <=", "negatives")
-                asked, possible = (1 - r if name == "min_tpr" else r for r in (rate, 1 - risk ** (1 / max(1, size))))
-                possible = (math.floor if name == "min_tpr" else math.ceil)(1000 * possible) / 1000
-                allowed = math.floor(1000 * (1 - price * (1 - rate) ** size)) / 10
-                missing.append(
-                    f"{sign} {asked:.4g} at {100 * sure:g}% confidence takes {needed} "
-                    f"{'groups with ' if grouped else ''}{who}, and there are {size}, which allow {sign} {possible:g}"
-                    f"{f', or {allowed:g}% confidence' if allowed > 0 else ''}"
-                )
-        if missing:
-            msg = f"{'; '.join(missing)}."
-            raise TooFewExamplesError(msg)
-        return found
-
 
 def allowed_errors(num: int, rate: float, risk: float) -> int:
     r"""The largest number of errors c with :math:`P(\mathrm{Bin}(num, rate) \le c) \le risk`, or -1 if 0 is too many.
@@ -337,7 +305,7 @@ def decision_threshold(
     values, tp, fp, num_pos, num_neg = _candidates(pos, neg, weights)
     away = demands.shortfalls(tp, fp, num_pos, num_neg)
     met = {name: shortfall <= _ROUNDING for name, shortfall in away.items()}
-    safe = {} if confidence is None else _safe(demands, pos, neg, weights, _group_shares(groups, target))
+    safe = {} if confidence is None else _safe(demands, (pos, neg), weights, _group_shares(groups, target))
     # Of thresholds that keep to `max_fpr` the one that finds most meets `min_tpr` if any does, and the other way round.
     open_one = {"max_sensitivity": "min_tpr", "max_specificity": "max_fpr"}.get(criterion)
     distance = torch.stack([shortfall.clamp(min=0) for shortfall in away.values()]).norm(dim=0)
@@ -381,8 +349,7 @@ def _candidates(
 
 def _safe(
     demands: Demands,
-    pos: Tensor,
-    neg: Tensor,
+    classes: tuple[Tensor, Tensor],
     weights: tuple[Tensor, Tensor] | None,
     shares: tuple[Tensor, Tensor] | None,
 ) -> dict[str, Tensor]:
@@ -390,13 +357,32 @@ def _safe(
     if weights is not None and any(bool((own != own[0]).any()) for own in weights):
         msg = "A guarantee needs equal `sample_weight` within a class, but they differ. Pass `confidence=None`."
         raise ArgumentError(msg)
-    _, tp, fp, num_pos, num_neg = _candidates(pos, neg, shares)
-    errors = {"max_fpr": fp, "min_tpr": num_pos - tp}
-    sizes = {"max_fpr": round(float(num_neg)), "min_tpr": round(float(num_pos))}
+    _, tp, fp, num_pos, num_neg = _candidates(*classes, shares)
     grouped = shares is not None and any(bool((own < 1).any()) for own in shares)
-    risks = demands.risks(sizes, grouped=grouped)
-    # sums of shares are rounded
-    return {name: errors[name] <= allowed_errors(size, rate, risk) + 1e-9 for name, (rate, size, risk) in risks.items()}
+    asked = [
+        ("max_fpr", "FPR <=", demands.max_fpr, fp, num_neg, "negatives"),
+        ("min_tpr", "TPR >=", 1 - demands.min_tpr, num_pos - tp, num_pos, "positives"),
+    ]
+    asked, sure = [each for each in asked if each[2] < 1], demands.confidence or 0.0
+    price = max(1, len(asked)) * (math.e if grouped else 1)  # they share the risk; groups' shares have heavier tails
+    risk, safe, missing = (1 - sure) / price, {}, []
+    for name, sign, rate, errors, total, who in asked:
+        size, needed = round(float(total)), math.ceil(math.log(risk) / math.log1p(-rate))
+        safe[name] = errors <= allowed_errors(size, rate, risk) + 1e-9  # sums of shares are rounded
+        if size < needed:
+            possible = math.ceil(1000 * (1 - risk ** (1 / max(1, size)))) / 1000
+            shown = [1 - r if name == "min_tpr" else r for r in (rate, possible)]
+            allowed = math.floor(1000 * (1 - price * (1 - rate) ** size)) / 10
+            missing.append(
+                f"{sign} {shown[0]:.4g} at {100 * sure:g}% confidence takes {needed} {'groups with ' * grouped}{who}, "
+                f"and there are {size}, which allow {sign} {shown[1]:.4g}"
+                + f", or {allowed:g}% confidence"
+                * (allowed > 0)
+            )
+    if missing:
+        msg = f"{'; '.join(missing)}."
+        raise TooFewExamplesError(msg)
+    return safe
 
 
 def _group_shares(groups: Any, target: Any) -> tuple[Tensor, Tensor] | None:
