@@ -353,6 +353,8 @@ class DecisionThreshold(Callback):
         if loader is None and not again:
             return module._collected[0].scored, None, False
         count = trainer.num_val_batches[0] if loader is None else len(loader)
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]  # Trainer sets it at run time
+            count = min(count, trainer.num_val_batches[0])
         batches = CombinedLoader(trainer.val_dataloaders).flattened[0] if loader is None else loader
         limit, ids = None if math.isinf(count) else int(count), [torch.empty(0, dtype=torch.int64)]
         collected = Collected(module)
