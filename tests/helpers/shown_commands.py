@@ -12,7 +12,7 @@ from tests.helpers.warm import with_warm_path
 
 #: What is printed, by the subcommand that says it last.
 _PRINTED = {
-    "compare": r"STACO against cross-entropy, .*: (ahead|level|behind|can't tell)",
+    "compare": r"STACO against .*cross-entropy.*, .*: (ahead|level|behind|can't tell)",
     "predict": r"^example_id,score,decision\n0,-?[\d.]+,[01]$",
     "fit": r"val/tpauc = 0\.\d+",
 }
