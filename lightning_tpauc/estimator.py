@@ -144,7 +144,7 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
             y: classes ``(N,)``, numbers or text.
             sample_weight: how much each row counts, ``(N,)``, at least 0: a row of weight 2 is a row that is there
                 twice. Others decide how often a row is drawn, and what it counts for the threshold; probabilities are
-                fitted without them. With more than two classes weights are whole numbers.
+                fitted without them. With more than two classes weights have to be whole numbers.
             groups: rows of one group, such as a patient, all train or all validate: ``(N,)``, numbers or text.
 
         Raises:
@@ -168,12 +168,6 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         self.classes_ = np.unique(y)
         if len(self.classes_) == 1:
             msg = f"Expected rows of at least two classes in `y`, but got one class, {self.classes_[0]!r}."
-            raise DataError(msg)
-        if weights is not None and len(self.classes_) > 2:  # the data module weighs rows of one label
-            msg = (
-                f"Expected whole numbers as `sample_weight` of more than two classes, at most {_CELLS} divided by the "
-                "number of columns in all, but got others. Pass, for instance, `(10 * sample_weight).round()`."
-            )
             raise DataError(msg)
         labels = LabelBinarizer().fit(self.classes_).transform(y).astype(np.int8)
         labels = labels[:, 0] if len(self.classes_) == 2 else labels
@@ -211,26 +205,16 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         epoch = max(_BETWEEN, -(-self.max_steps // _VALIDATIONS))
         data = PosNegDataModule(*sets, sample_weight=weights, steps_per_epoch=epoch, seed=seed, batch_size=_ROWS)
         module = TPAUCModule(self.model_, (self.algorithm or STACO)(self.min_tpr, self.max_fpr), self.optimizer)
-        given = {
-            "accelerator": "cpu",
-            "devices": 1,
-            "max_epochs": -1,
-            "max_steps": self.max_steps,
-            "num_sanity_val_steps": 0,
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-        }
-        Trainer(**{**given, **(self.trainer or {})}).fit(module, data)
+        given = {"accelerator": "cpu", "devices": 1, "max_epochs": -1, "max_steps": self.max_steps}
+        quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+        Trainer(**{**given, **quiet, **(self.trainer or {})}).fit(module, data)
 
     def _decide_by(self, scores: Tensor, labels: Tensor, weights: Floats | None) -> None:
         """Choose the threshold and the probabilities on validating rows."""
         rectangle, outputs = (self.min_tpr, self.max_fpr), len(self.classes_)
         task: dict[str, Any] = {} if outputs == 2 else {"task": "multilabel", "num_labels": outputs}
-        self.best_validation_score_ = float(
-            two_way_partial_auroc(scores, labels, *rectangle, **task, sample_weight=weights)
-        )
+        area = two_way_partial_auroc(scores, labels, *rectangle, **task, sample_weight=weights)
+        self.best_validation_score_ = float(area)
         if self.best_validation_score_ == 0:
             text = f"the validating rows' ROC curve passes below TPR >= {self.min_tpr:g}, FPR <= {self.max_fpr:g}"
             rank_zero_warn(f"TPAUC is 0: {text}. Ask for a larger rectangle.", category=TPAUCWarning)
@@ -307,10 +291,8 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
 
 def _ordered(X: Floats, y: Any, weights: Floats, groups: Any) -> tuple[Floats, Any, Any, Any]:
     """Rows in an order of their own, as often as whole weights say; other weights, if they differ, are left."""
-    codes, whole = (
-        np.unique(y, return_inverse=True)[1],
-        not (weights % 1).any() and weights.sum() * X.shape[1] <= _CELLS,
-    )
+    codes = np.unique(y, return_inverse=True)[1]
+    whole = not (weights % 1).any() and weights.sum() * X.shape[1] <= _CELLS
     rows = np.repeat(np.arange(len(y)), weights.astype(np.int64) if whole else weights > 0)
     left = None if whole or (weights[rows] == weights[rows[0]]).all() else weights
     others = [np.zeros(len(y)) if column is None else column for column in (left, groups)]
@@ -344,7 +326,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def tpauc_scorer(min_tpr: float = 0.5, max_fpr: float = 0.5, **kwargs: Any) -> Any:
+def tpauc_scorer(min_tpr: float = 0.5, max_fpr: float = 0.5) -> Any:
     """A scorer for scikit-learn's model selection, of any classifier: its two-way partial AUC.
 
     It ranks by ``decision_function``, or by ``predict_proba`` where there is none. The value is that of
@@ -353,7 +335,6 @@ def tpauc_scorer(min_tpr: float = 0.5, max_fpr: float = 0.5, **kwargs: Any) -> A
     Args:
         min_tpr: lower bound of the true positive rate, in [0, 1).
         max_fpr: upper bound of the false positive rate, in (0, 1].
-        kwargs: see :func:`sklearn.metrics.make_scorer`.
 
     Raises:
         ArgumentError: if a bound is out of range.
@@ -368,10 +349,15 @@ def tpauc_scorer(min_tpr: float = 0.5, max_fpr: float = 0.5, **kwargs: Any) -> A
     """
     check_rectangle(min_tpr, max_fpr)
     method = ("decision_function", "predict_proba")
-    return make_scorer(_tpauc, response_method=method, min_tpr=min_tpr, max_fpr=max_fpr, **kwargs)
+    return make_scorer(_tpauc, response_method=method, min_tpr=min_tpr, max_fpr=max_fpr)
 
 
 def _tpauc(y_true: Any, y_score: Any, min_tpr: float, max_fpr: float, sample_weight: Any = None) -> float:
-    codes = np.unique(y_true, return_inverse=True)[1]
-    task: dict[str, Any] = {} if y_score.ndim == 1 else {"task": "multiclass", "num_classes": y_score.shape[1]}
+    classes, codes = np.unique(y_true, return_inverse=True)
+    if y_score.ndim == 2 and len(classes) != y_score.shape[1]:
+        msg = (
+            f"Expected rows of all {y_score.shape[1]} classes to score, but got {classes.tolist()}. Stratify the folds."
+        )
+        raise DataError(msg)
+    task: dict[str, Any] = {} if y_score.ndim == 1 else {"task": "multiclass", "num_classes": len(classes)}
     return float(two_way_partial_auroc(y_score, codes, min_tpr, max_fpr, **task, sample_weight=sample_weight))

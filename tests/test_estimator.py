@@ -123,7 +123,7 @@ def test_too_few_rows_to_validate_on_are_said():
         ({"calibration_fraction": -1}, {}, ArgumentError, "calibration_fraction"),
         ({"criterion": "best"}, {}, ArgumentError, "criterion"),
         ({}, {"sample_weight": np.linspace(-1, 1, 30)}, DataError, "sample_weight"),
-        ({}, {"sample_weight": np.linspace(0, 1, 30)}, DataError, "whole numbers"),
+        ({}, {"sample_weight": np.linspace(0, 1, 30)}, ArgumentError, "sample_weight"),
         ({}, {"groups": np.full(30, np.nan)}, DataError, "groups"),
     ],
 )
@@ -181,6 +181,8 @@ def test_several_classes_have_an_output_each():
     assert (found.predict(X) == names[y]).mean() > 0.9
     each = [naive_tpauc(decision[y == k, k], decision[y != k, k], 0.5, 0.5) for k in range(3)]
     assert tpauc_scorer(0.5, 0.5)(found, X, names[y]) == pytest.approx(np.mean(each), abs=1e-12)
+    with pytest.raises(DataError, match="Stratify"):
+        tpauc_scorer(0.5, 0.5)(found, X[:60], names[y[:60]])
 
 
 # ---------------------------------------------------------------- in scikit-learn's tools
