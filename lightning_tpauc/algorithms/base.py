@@ -420,7 +420,7 @@ class Algorithm(ABC):
         small: list[Tensor] = [
             getattr(self, n) for n, spec in self.state_specs.items() if spec.kind in ("scalar", "vector")
         ]
-        return sum((state.sum() for state in small if state.is_floating_point()), 0.0)
+        return sum((state.sum() if state.ndim else state for state in small if state.is_floating_point()), 0.0)
 
     def non_finite_states(self) -> list[str]:
         """Names of states that hold nan or infinity; looks at all entries and waits for the device."""

@@ -17,6 +17,8 @@ from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import require_range
 from lightning_tpauc.lightning_fixes.unsupported import refuse_wrong_mode
 
+#: A CPU moves parameters of at most so many weights together; larger ones would push each other out of its caches.
+_SMALL = 2**13
 #: How much shorter than Adam's a step may be.
 _MOST_DAMPING = 3.0
 
@@ -46,7 +48,7 @@ class DampedAdam(Optimizer):
         weight_decay: each step shrinks the weights by ``lr`` times this share, as AdamW's does; at least 0.
         maximize: whether the objective rises.
         foreach: whether the parameters of one device and dtype move together, in fewer kernels and with more memory. On
-            the CPU, ``None`` moves one at a time.
+            the CPU, ``None`` moves large ones one at a time.
         capturable: whether a CUDA graph may capture the steps. The counts of steps are on the device then.
 
     Raises:
@@ -110,7 +112,9 @@ class DampedAdam(Optimizer):
             together: dict[Any, list[Tensor]] = defaultdict(list)
             for k, weight in enumerate(group["params"]):
                 if weight.grad is not None:
-                    joined = not weight.is_cpu if group["foreach"] is None else group["foreach"]
+                    joined = group["foreach"]
+                    if joined is None:
+                        joined = not weight.is_cpu or weight.numel() <= _SMALL
                     together[(weight.device, weight.dtype) if joined else k].append(weight)
             for weights in together.values():
                 self._move(weights, [self._state_of(weight, group["capturable"]) for weight in weights], group)

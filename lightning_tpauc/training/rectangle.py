@@ -28,7 +28,7 @@ from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
 from lightning_tpauc.data.streaming import ScoredStream, StreamedLoader
 from lightning_tpauc.distributed import GatheredScores, gather_objects
 from lightning_tpauc.errors import ArgumentError, NonFiniteError
-from lightning_tpauc.functional.staco import objective_ratio
+from lightning_tpauc.functional.staco import objective_ratios
 from lightning_tpauc.scoring.forward import ScoringModel, device_batches, evaluation_mode
 from lightning_tpauc.scoring.labels import listed
 from lightning_tpauc.training.guards import columns_not_finite
@@ -287,43 +287,40 @@ class RectangleSchedule:
         candidates = [min(max(progress, now), now + 2.0 / _MOVES) for now in reached]
         counted = count_in_loss(self.algorithm.tasks)
         asked = [label for label, now in enumerate(reached) if now < 1.0 and counted[label]]
-        doubtful = [label for label in asked if self._is_in_doubt(candidates[label], scores, label)]
+        places = list(zip(reached, candidates, strict=True))
+        known = [self._both_ratios(place, scores, label) for label, place in enumerate(places)]
+        doubtful = [label for label in asked if self._is_in_doubt(*known[label][1])]
         fresh = measure() if doubtful and not self.waits else None
         waiting, self.waits = self.waits > 0, max(0, self.waits - bool(doubtful))
-        scores = fresh or scores
+        if fresh:
+            known = [self._both_ratios(place, fresh, label) for label, place in enumerate(places)]
         for label, now in enumerate(reached):
             if waiting and label in doubtful:
                 continue
-            ratio = self._ratio(candidates[label], scores, label)
+            before, ratio = (max((r for r in both if not math.isnan(r)), default=math.nan) for both in known[label])
             self.held[label] = label in asked and ratio >= self.hold_at
             if not counted[label] or ratio < self.hold_at:  # false for nan, where nothing is known
                 reached[label] = candidates[label]
-            self.ratios[label] = ratio if reached[label] > now else self._ratio(now, scores, label)
+            self.ratios[label] = ratio if reached[label] > now else before
         self.algorithm.tightness_of_tasks = reached
         if fresh is not None:
             self.refusals = self.refusals + 1 if any(self.held[label] for label in doubtful) else 0
             self.waits = min(_MOST_WAITING, max(0, self.refusals - 1))
 
-    def _is_in_doubt(self, tightness: float, scores: Scores | None, label: int) -> bool:
+    def _is_in_doubt(self, training: float, held_out: float) -> bool:
         """Whether the scores of the last steps are to decide, and may be wrong."""
-        training, held_out = self._both_ratios(tightness, scores, label)
         return not held_out >= self.hold_at and not (training < _IN_DOUBT[0] or training >= _IN_DOUBT[1])
 
-    def _ratio(self, tightness: float, scores: Scores | None, label: int) -> float:
-        """The larger of both ratios; nan if neither is known."""
-        both = self._both_ratios(tightness, scores, label)
-        return max((ratio for ratio in both if not math.isnan(ratio)), default=math.nan)
-
-    def _both_ratios(self, tightness: float, scores: Scores | None, label: int) -> tuple[float, float]:
-        """Of training and of held-out scores; nan if unknown."""
-        known = None if scores is None else scores[label]
-        surrogate, training, held_out = getattr(self.algorithm, "surrogate", None), math.nan, math.nan
+    def _both_ratios(self, places: Sequence[float], scores: Scores | None, label: int) -> list[tuple[float, float]]:
+        """Those of training and of held-out scores at each tightness; nan if unknown."""
+        known, unknown = None if scores is None else scores[label], [math.nan] * len(places)
+        surrogate, training, held_out = getattr(self.algorithm, "surrogate", None), unknown, unknown
         if known is not None and surrogate is not None:
-            rectangle = shrunk_rectangle(*self.algorithm.asked_rectangles[label], tightness)
-            training = float(objective_ratio(*known, *rectangle, surrogate))
+            asked = self.algorithm.asked_rectangles[label]
+            training = objective_ratios(*known, [shrunk_rectangle(*asked, t) for t in places], surrogate).tolist()
         if self.held_out:
-            held_out = float(np.interp(tightness, TIGHTNESS_GRID, self.held_out[label]))
-        return training, held_out
+            held_out = np.interp(places, TIGHTNESS_GRID, self.held_out[label]).tolist()
+        return list(zip(training, held_out, strict=True))
 
     def say_if_held(
         self, names: Sequence[str] | None = None, measure: Callable[[], Scores | None] = lambda: None
@@ -349,7 +346,7 @@ class RectangleSchedule:
             rank_zero_info(f"{where}. Then the run ended: train longer.")
             return
         scores = measure()
-        both = zip(*(self._both_ratios(1.0, scores, label) for label in held), strict=True)
+        both = zip(*(self._both_ratios([1.0], scores, label)[0] for label in held), strict=True)
         known = [(fmean(ratios), data) for ratios, data in zip(both, ("training", "validation"), strict=True)]
         measured = " and ".join(f"{ratio:.0%} ({data})" for ratio, data in known if not math.isnan(ratio))
         rank_zero_info(
