@@ -109,7 +109,7 @@ def _methods(results: Results) -> str:
         first, *values = map(_mean_and_std, results.values[name].nanmean(1).unbind(1))
         _, low, high, *_ = results.intervals[name]
         about = [f"{fmean(run.seconds for run in runs):.1f}", f"{runs[0].examples:,}", runs[0].optimizer]
-        rows.append([name, first, f"{low:.3f} to {high:.3f}", *values, *about])
+        rows.append([name, first, f"{max(low, 0.0):.3f} to {min(high, 1.0):.3f}", *values, *about])
     return _aligned([header, *rows, *([name, "failed", *[""] * (len(header) - 2)] for name in results.failed)])
 
 

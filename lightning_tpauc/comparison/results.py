@@ -203,7 +203,7 @@ def evaluate(
         if name != baseline:
             ahead[name] = _intervals(of_runs[name] - of_runs[baseline], areas[name] - areas[baseline], period == 1)
 
-    target = torch.cat(paired(scores)[: max(period, folds)])
+    target = torch.cat(paired(scores)[: 1 if period == 1 else folds])
     of_labels = []
     for k, (label, own) in enumerate(labels):
         counts = int((target[:, k] == 1).sum()), int((target[:, k] == 0).sum())
