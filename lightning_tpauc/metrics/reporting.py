@@ -108,10 +108,13 @@ class Scored(NamedTuple):
     target: Tensor
     #: The scores that the algorithm sees.
     seen: Tensor
+    #: The number of each example's group, ``(N,)``; ``None`` if there are none.
+    groups: Tensor | None = None
 
     def columns(self) -> list[Scored]:
         """Those of each label."""
-        return [Scored(*column) for column in zip(*(part.unbind(1) for part in self), strict=True)]
+        parts = (part.unbind(1) for part in (self.raw, self.target, self.seen))
+        return [Scored(raw, target, seen, self.groups) for raw, target, seen in zip(*parts, strict=True)]
 
 
 class Report:
@@ -167,7 +170,7 @@ class Report:
 
     def _measured(self, own: Scored, rectangle: tuple[float, float], surrogate: Surrogate | None) -> dict[str, Tensor]:
         areas = {"tpauc": rectangle, "auroc": (0.0, 1.0), **{metric_name(other): other for other in self.rectangles}}
-        raw, target, seen = own
+        raw, target, seen, _ = own
         values = {name: two_way_partial_auroc(raw, target, *area, validate_args=False) for name, area in areas.items()}
         values["tpr_at_max_fpr"] = tpr_at_max_fpr(raw, target, rectangle[1], validate_args=False)
         values["fpr_at_min_tpr"] = fpr_at_min_tpr(raw, target, rectangle[0], validate_args=False)
@@ -194,14 +197,33 @@ def _decided(own: Scored, threshold: float, *, intervals: bool) -> dict[str, Ten
     """What a threshold does; a share of nothing is left out."""
     _, tp, fp, num_pos, num_neg, _ = count_decisions(own.raw, own.target, threshold)
     shares = {"sensitivity": (tp, num_pos), "specificity": (num_neg - fp, num_neg), "precision": (tp, tp + fp)}
+    called, known = own.raw >= threshold, own.target >= 0
+    rows = {"sensitivity": own.target == 1, "specificity": own.target == 0, "precision": called & known}
     values = {"threshold": threshold}
     for name, (count, total) in shares.items():
         if total:
             values[f"{name}_at_threshold"] = count / total
         if total and intervals:
-            lower, upper = exact_interval(count, total)
+            right = (called == (own.target == 1))[rows[name]]
+            trials = total if own.groups is None else _independent(right, own.groups.to(right.device)[rows[name]])
+            lower, upper = exact_interval(count / total * trials, trials)
             values |= {f"{name}_at_threshold_lower": lower, f"{name}_at_threshold_upper": upper}
     return {name: torch.tensor(value, device=own.raw.device) for name, value in values.items()}
+
+
+def _independent(right: Tensor, groups: Tensor) -> float:
+    """How many independent examples tell as much of a share as these do, by the variance of sums over their groups.
+
+    Source: Korn and Graubard, "Confidence intervals for proportions with small expected number of positive counts
+    estimated from survey data", Survey Methodology 1998.
+    """
+    hits, (_, codes) = right.double(), torch.unique(groups, return_inverse=True)
+    share, count = hits.mean(), int(codes.max()) + 1
+    if count < 2 or not 0 < share < 1:
+        return float(count)
+    sums = hits.new_zeros(count).index_add(0, codes, hits - share)
+    variance = sums.square().sum() * count / (count - 1) / len(hits) ** 2
+    return min(float(len(hits)), float(share * (1 - share) / variance) * len(hits) / (len(hits) - 1))
 
 
 # -------------------------------------------------------------------- a user's metrics

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any, Literal
 
+import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
@@ -18,6 +19,7 @@ from typing_extensions import override
 
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, shrunk_rectangle
 from lightning_tpauc.data.labels import check_loader
+from lightning_tpauc.distributed import gather_objects
 from lightning_tpauc.errors import TPAUCAdvice, TPAUCWarning
 from lightning_tpauc.functional.roc import split_classes
 from lightning_tpauc.functional.staco import objective_ratios
@@ -34,11 +36,12 @@ Stage = Literal["val", "test"]
 class Collected:
     """The scores of one data loader, whose values' names end in ``suffix``."""
 
-    def __init__(self, module: ScoringModel, suffix: str = "", *, keeps_seen: bool = False) -> None:
+    def __init__(self, module: ScoringModel, loader: Any, suffix: str = "", *, keeps_seen: bool = False) -> None:
         count, self.suffix, self._activation = len(rectangles_of(module)), suffix, module._objective_activation
         store = TwoWayPartialAUROC(ignore_index=IGNORED, task="multilabel", num_labels=count).to(module.device)
         self._shape, self._raw = (-1, count), store
         self._seen = copy.deepcopy(store) if keeps_seen and self._activation is None else None
+        self._groups, self._ids = getattr(loader, "groups", None), list[Tensor]()
 
     def take(self, module: ScoringModel, batch: Any) -> None:
         """Score a batch."""
@@ -47,6 +50,8 @@ class Collected:
         self._raw.update(module.raw_scores(inputs).reshape(self._shape), target)
         if self._seen is not None:
             self._seen.update(module.algorithm_scores(inputs).reshape(self._shape), target)
+        if self._groups is not None:
+            self._ids.append(batch.example_id)
 
     @cached_property
     def scored(self) -> Scored:
@@ -55,7 +60,11 @@ class Collected:
         seen = raw.sigmoid() if self._activation == "sigmoid" else raw
         if self._seen is not None:
             seen, _ = self._seen.gathered()
-        return Scored(raw, target, seen)
+        groups: Tensor | None = None
+        if self._groups is not None:
+            ids = torch.cat([torch.empty(0, dtype=torch.int64), *(own.cpu() for own in self._ids)])
+            groups = torch.as_tensor(self._groups)[torch.cat(gather_objects(ids))]
+        return Scored(raw, target, seen, groups)
 
 
 class Evaluation(Callback):
@@ -89,7 +98,10 @@ class Evaluation(Callback):
         loaders = _checked_loaders(trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders)
         names = [f"/dataloader_idx_{number}" for number in range(len(loaders))] if len(loaders) > 1 else [""]
         keeps_seen = pl_module._reported.objective or (pl_module.algorithm.can_shrink_rectangle and not trainer.testing)
-        pl_module._collected = [Collected(pl_module, name, keeps_seen=keeps_seen) for name in names]
+        pl_module._collected = [
+            Collected(pl_module, loader if trainer.testing else None, name, keeps_seen=keeps_seen)
+            for loader, name in zip(loaders, names, strict=True)
+        ]
 
     # before the steps, which may take entries out of the batch
     @override
@@ -155,7 +167,7 @@ def _held_out_ratios(module: ScoringModel, scored: Scored) -> list[list[float]]:
     surrogate = getattr(algorithm, "surrogate", None) or get_surrogate("hinge")
     found = []
     each = zip(scored.columns(), rectangles_of(module), algorithm.tightness_of_tasks, strict=True)
-    for (_, target, seen), asked, reached in each:
+    for (_, target, seen, _), asked, reached in each:
         first = bisect_right(TIGHTNESS_GRID, reached) - 1
         ahead = [shrunk_rectangle(*asked, tightness) for tightness in TIGHTNESS_GRID[first:]]
         ratios = objective_ratios(*split_classes(seen, target), ahead, surrogate)

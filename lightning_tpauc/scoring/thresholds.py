@@ -10,7 +10,6 @@ from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
@@ -19,7 +18,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_tpauc.distributed import gather_objects, starts_processes
+from lightning_tpauc.distributed import starts_processes
 from lightning_tpauc.errors import ArgumentError, TooFewExamplesError, TPAUCWarning, UnsupportedError, silent
 from lightning_tpauc.functional.calibration import (
     METHODS,
@@ -77,6 +76,7 @@ class OperatingPoint:
         min_precision: lower bound of the precision.
         max_alert_rate: upper bound of the share that is called positive.
         held_out: whether the examples neither trained the model nor chose its weights.
+        grouped: whether they belong to groups, such as patients; then no intervals are shown, which would count rows.
         threshold: an example is called positive if its raw score is at least this. It follows from the choices; of
             several labels it is a dictionary by name, as ``decisions`` and ``calibration`` are.
 
@@ -105,6 +105,7 @@ precision 0.882 (0.725 to 0.967), with exact 95% intervals.
     min_precision: float | None = None
     max_alert_rate: float | None = None
     held_out: bool = False
+    grouped: bool = False
     threshold: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -168,7 +169,7 @@ precision 0.882 (0.725 to 0.967), with exact 95% intervals.
         away: list[str] = []
         for name, choice in zip(self.names or ("",), self.choices, strict=True):
             if choice is not None:
-                lines.append(f"Threshold {f'of {name} ' if name else ''}{_described(choice.decisions, self.criterion)}")
+                lines.append(f"Threshold {f'of {name} ' if name else ''}{_described(choice.decisions, self)}")
                 claims.setdefault(self._claim(choice), []).append(name)
                 low, high = choice.rectangle
                 missed = (
@@ -237,15 +238,17 @@ precision 0.882 (0.725 to 0.967), with exact 95% intervals.
         return cls(**{**known, "choices": choices, "names": None if names is None else tuple(names)})
 
 
-def _described(found: Decisions, criterion: str) -> str:
-    """Rates with intervals."""
+def _described(found: Decisions, point: OperatingPoint) -> str:
+    """Rates, with intervals where examples are independent."""
     _, tp, fp, num_pos, num_neg, _ = found
     shares = {"sensitivity": (tp, num_pos), "specificity": (num_neg - fp, num_neg), "precision": (tp, tp + fp)}
     texts = []
     for name, (count, total) in shares.items():
         low, high = exact_interval(count, total)
-        texts.append(f"{name} {count / total:.3f} ({low:.3f} to {high:.3f})" if total else f"no {name}")
-    return f"{found.threshold:.6g} ({criterion}): {', '.join(texts)}, with exact 95% intervals."
+        interval = "" if point.grouped else f" ({low:.3f} to {high:.3f})"
+        texts.append(f"{name} {count / total:.3f}{interval}" if total else f"no {name}")
+    end = "" if point.grouped else ", with exact 95% intervals"
+    return f"{found.threshold:.6g} ({point.criterion}): {', '.join(texts)}{end}."
 
 
 class DecisionThreshold(Callback):
@@ -264,7 +267,8 @@ class DecisionThreshold(Callback):
 
     - ``module.threshold`` is the number, also after ``load_from_checkpoint``; ``module.operating_point`` says more.
     - ``Trainer.test`` logs the same for the test data, each with the exact (Clopper-Pearson) 95% interval,
-      ``test/sensitivity_at_threshold_lower`` and ``_upper``.
+      ``test/sensitivity_at_threshold_lower`` and ``_upper``. With ``groups`` the rows of a group count for as many
+      independent examples as they tell as much as (Korn and Graubard).
     - ``Trainer.predict`` returns ``decision``, and ``probability`` if it is calibrated, beside ``score``;
       :class:`~lightning_tpauc.PredictionWriter` writes them. An example whose score is nan has the decision -1.
 
@@ -342,8 +346,8 @@ class DecisionThreshold(Callback):
             text = f"The threshold {pl_module.threshold} is known to the processes of this validation alone"
             rank_zero_warn(f"{text}. Validate with `Trainer(devices=1)` to keep it.", category=TPAUCWarning)
 
-    def _examples(self, trainer: Trainer, module: Any, *, again: bool = False) -> tuple[Scored, Tensor | None, bool]:
-        """The scores to choose on, the groups of the examples, and whether these are kept apart for it.
+    def _examples(self, trainer: Trainer, module: Any, *, again: bool = False) -> tuple[Scored, bool]:
+        """The scores to choose on, and whether their examples are kept apart for it.
 
         Validation data have been scored, unless it is to be done ``again``.
         """
@@ -351,38 +355,30 @@ class DecisionThreshold(Callback):
         source: Any = getattr(trainer, f"{TrainerFn(trainer.state.fn).value}_loop")._data_source.instance
         loader = source.calibration_dataloader() if hasattr(source, "calibration_dataloader") else None
         if loader is None and not again:
-            return module._collected[0].scored, None, False
+            return module._collected[0].scored, False
         count = trainer.num_val_batches[0] if loader is None else len(loader)
         if trainer.fast_dev_run:  # type: ignore[attr-defined]  # Trainer sets it at run time
             count = min(count, trainer.num_val_batches[0])
         batches = CombinedLoader(trainer.val_dataloaders).flattened[0] if loader is None else loader
-        limit, ids = None if math.isinf(count) else int(count), [torch.empty(0, dtype=torch.int64)]
-        collected = Collected(module)
+        limit, collected = None if math.isinf(count) else int(count), Collected(module, loader)
         with isolate_rng(), evaluation_mode(module):
             for batch in device_batches(module, islice(batches, limit), "Choosing the threshold", limit):
                 collected.take(module, batch)
-                ids.append(getattr(batch, "example_id", ids[0]).cpu())
-        groups = getattr(loader, "groups", None)
-        if groups is not None:
-            groups = torch.as_tensor(np.asarray(groups))[torch.cat(gather_objects(torch.cat(ids)))]
-        return collected.scored, groups, loader is not None
+        return collected.scored, loader is not None
 
-    def choose(
-        self, module: Any, scored: Scored, groups: Tensor | None = None, held_out: bool = False
-    ) -> OperatingPoint | None:
+    def choose(self, module: Any, scored: Scored, held_out: bool = False) -> OperatingPoint | None:
         """The operating point of scores, the same on every rank that has the same; ``None`` if no label has one."""
         labels, rectangles, step = module.trained_labels, rectangles_of(module), module.training_state.weights_step
         columns = zip(scored.columns(), rectangles, strict=True)
-        choices = tuple(self._choice(own, rectangle, groups, held_out=held_out) for own, rectangle in columns)
+        choices = tuple(self._choice(own, rectangle, held_out=held_out) for own, rectangle in columns)
         if any(choices):
             names, rule = None if labels is None else labels.names, {name: getattr(self, name) for name in _RULE}
-            return OperatingPoint(choices, step=step, names=names, held_out=held_out, **rule)
+            grouped = scored.groups is not None
+            return OperatingPoint(choices, step=step, names=names, held_out=held_out, grouped=grouped, **rule)
         before: OperatingPoint | None = module.operating_point
         return before if before is not None and before.step == step and before.is_for(rectangles) else None
 
-    def _choice(
-        self, own: Scored, rectangle: tuple[float, float], groups: Tensor | None, *, held_out: bool
-    ) -> Choice | None:
+    def _choice(self, own: Scored, rectangle: tuple[float, float], *, held_out: bool) -> Choice | None:
         choose = partial(decision_threshold, own.raw, own.target, *rectangle, validate_args=False)
         asked = {name: getattr(self, name) for name in _RULE if name != "confidence"}
         with silent():  # the metrics warn of a missing class
@@ -392,7 +388,7 @@ class DecisionThreshold(Callback):
             too_few, calibration, missed_by = "", None, 0.0
             if self.confidence is not None:
                 try:
-                    chosen = choose(**asked, confidence=self.confidence, groups=groups) or plain
+                    chosen = choose(**asked, confidence=self.confidence, groups=own.groups) or plain
                 except TooFewExamplesError as error:
                     too_few = str(error)
         (min_tpr, max_fpr), nearest = rectangle, choose("youden")
@@ -428,15 +424,13 @@ class DefaultThreshold(DecisionThreshold):
     """What a module adds by itself: outside of training it chooses as the module's threshold was chosen before."""
 
     @override
-    def choose(
-        self, module: Any, scored: Scored, groups: Tensor | None = None, held_out: bool = False
-    ) -> OperatingPoint | None:
+    def choose(self, module: Any, scored: Scored, held_out: bool = False) -> OperatingPoint | None:
         before: OperatingPoint | None = module.operating_point
         if before is not None and module.trainer.state.fn != TrainerFn.FITTING:
             for name in _RULE:
                 setattr(self, name, getattr(before, name))
             self.calibration = before.calibration_method
-        return super().choose(module, scored, groups, held_out)
+        return super().choose(module, scored, held_out)
 
 
 def recorded_point(module: Any, state: Mapping[str, Any] | None) -> OperatingPoint | None:

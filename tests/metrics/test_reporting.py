@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from statistics import NormalDist
 
 import pytest
 import torch
@@ -125,3 +126,46 @@ def test_no_example_is_nan_and_several_numbers_are_refused():
         assert math.isnan(collected(BinaryF1Score(), torch.randn(3), torch.full((3,), -1)))
     with pytest.raises(ArgumentError, match=r"one number, but BinaryStatScores gave shape \(5,\)"):
         collected(BinaryStatScores(), *scored())
+
+
+# ---------------------------------------------------------------- intervals of rates
+
+
+def rates(scores, target, groups=None):
+    report = Report().values(Scored(*(part[:, None] for part in (scores, target, scores)), groups), [(0.5, 0.5)], [1.0],
+                             intervals=True)  # fmt: skip
+    ends = [[float(report[f"{name}_at_threshold{end}"]) for end in ("_lower", "_upper")]
+            for name in ("sensitivity", "specificity", "precision")]  # fmt: skip
+    return torch.tensor(ends)
+
+
+def patients(seed, count=80, rows=8):
+    """Scores of rows, most of which patients share; a row is called positive above 1."""
+    generator = torch.Generator().manual_seed(seed)
+    ill, who = torch.arange(count) % 2, torch.arange(count).repeat_interleave(rows)
+    own, noise = torch.randn(count, generator=generator), torch.randn(count * rows, generator=generator)
+    return (1.5 * ill + 0.8**0.5 * own)[who] + 0.2**0.5 * noise, ill[who], who
+
+
+def test_rows_of_their_own_have_the_exact_intervals_and_copies_count_once():
+    scores, target, _ = patients(0, count=200, rows=1)
+    expected = rates(scores, target)
+    assert torch.allclose(rates(scores, target, torch.arange(200).flip(0)), expected)
+    thrice = [part.repeat_interleave(3) for part in (scores, target, torch.arange(200))]
+    assert torch.allclose(rates(*thrice), expected, atol=0.003)
+    assert ((rates(*thrice[:2]) - expected).abs() > 0.01).all()
+
+
+@pytest.mark.slow
+def test_intervals_by_patient_hold_the_rates_where_those_by_row_do_not():
+    normal = NormalDist()
+    truth = torch.tensor([normal.cdf(0.5), normal.cdf(1.0)])  # precision depends on the share of the ill
+    covered = {"patients": torch.zeros(2), "rows": torch.zeros(2)}
+    for seed in range(200):
+        scores, target, who = patients(seed)
+        for unit, groups in (("patients", who), ("rows", None)):
+            low, high = rates(scores, target, groups)[:2].T
+            covered[unit] += (low <= truth) & (truth <= high)
+    # 190 are expected; the standard deviation of a binomial count is 3.1
+    assert (covered["patients"] >= 181).all()
+    assert (covered["rows"] < 150).all()
