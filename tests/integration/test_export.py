@@ -1,4 +1,4 @@
-"""What was trained leaves the package: as weights of the plain network, by torch.export and as ONNX."""
+"""What was trained leaves the package: as weights of the plain network, and traced."""
 
 import pytest
 import torch
@@ -40,15 +40,6 @@ def test_the_weights_of_a_checkpoint_fit_the_plain_network(trained, tmp_path):
     assert torch.equal(scores(plain.eval()), scores(trained))
 
 
-def test_torch_export(trained, tmp_path):
-    model = trained.backbone
-    rows = torch.export.Dim("rows")
-    exported = torch.export.export(model, (torch.zeros(2, 64),), dynamic_shapes=({0: rows},), strict=False)
-    torch.export.save(exported, tmp_path / "model.pt2")
-    again = torch.export.load(tmp_path / "model.pt2").module()
-    torch.testing.assert_close(scores(again), scores(model))
-
-
 def test_scores_and_decisions_are_those_of_predict(trained, tmp_path):
     """By a traced network and the number that a checkpoint holds, without this package."""
     data = DigitsDataModule(val_fraction=0.25)
@@ -64,17 +55,3 @@ def test_scores_and_decisions_are_those_of_predict(trained, tmp_path):
     decisions = torch.cat([batch["decision"] for batch in found])
     assert torch.equal((again.double() >= threshold).long(), decisions)
     assert 0 < decisions.sum() < len(decisions)
-
-
-@pytest.mark.slow
-def test_onnx(trained, tmp_path):
-    onnx = pytest.importorskip("onnx")
-    pytest.importorskip("onnxscript")
-    from onnx.reference import ReferenceEvaluator
-
-    path, rows = tmp_path / "model.onnx", torch.export.Dim("rows")
-    torch.onnx.export(
-        trained, (torch.zeros(2, 64),), path, dynamo=True, dynamic_shapes=({0: rows},), input_names=["x"], verbose=False
-    )
-    (found,) = ReferenceEvaluator(onnx.load(path)).run(None, {"x": ROWS.numpy()})
-    torch.testing.assert_close(torch.from_numpy(found), scores(trained), rtol=1e-4, atol=1e-5)
