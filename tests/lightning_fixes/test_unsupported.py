@@ -4,18 +4,15 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
-    BatchSizeFinder,
     EarlyStopping,
-    LearningRateFinder,
     ModelCheckpoint,
     ModelPruning,
 )
-from lightning.pytorch.tuner.tuning import Tuner
 from torch import nn
 
 from lightning_tpauc import TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
-from lightning_tpauc.errors import ArgumentError, UnsupportedError
+from lightning_tpauc.errors import ArgumentError
 from tests.helpers.problems import DIM, NUM_POS, LinearScore, eval_loader, loader, make_batches, make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*`val_dataloader`.*")
@@ -64,34 +61,6 @@ def test_finetuning_and_pruning_work_where_nothing_is_averaged():
     assert not torch.equal(module.backbone[1].weight.double(), before.double())
     fit(module := make_module(CrossEntropy(average=False), two_layers()), ModelPruning("l1_unstructured", amount=0.5))
     assert float((module.backbone[0].weight == 0).double().mean()) >= 0.5
-
-
-# ---------------------------------------------------------------- tuners
-
-
-class WithSizes(TPAUCModule):
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.lr, self.batch_size = 0.1, 4
-
-
-@pytest.mark.parametrize(
-    ("callback", "words"),
-    [
-        (
-            LearningRateFinder,
-            r"LearningRateFinder can't work here: .* short runs with `lr` of 1e-3, 1e-2.* a new Trainer",
-        ),
-        (BatchSizeFinder, r"BatchSizeFinder can't work here: .* raise `num_pos` and `num_neg`"),
-    ],
-)
-def test_finders_are_refused(tmp_path, callback, words):
-    batches, _ = make_batches(2)
-    method = {LearningRateFinder: "lr_find", BatchSizeFinder: "scale_batch_size"}[callback]
-    module = WithSizes(LinearScore(), staco(), num_positives=NUM_POS)
-    with pytest.raises(UnsupportedError, match=words):
-        getattr(Tuner(make_trainer(default_root_dir=tmp_path)), method)(module, loader(batches))
-    assert list(tmp_path.iterdir()) == []
 
 
 # ---------------------------------------------------------------- the best of an area
