@@ -7,8 +7,6 @@ with respect to all scores. Each takes its own slice, times the number of proces
 averages the parameters' gradients over processes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple

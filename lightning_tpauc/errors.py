@@ -4,8 +4,6 @@ All errors derive from :class:`TPAUCError` *and* from the builtin that they refi
 working. A message names the argument, the value that came in and the remedy.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Optional dependencies: their import, and what comes from them."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import warnings

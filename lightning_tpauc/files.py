@@ -1,7 +1,5 @@
 """Files that are whole or not there, whoever else writes them and whenever the process is killed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -1,7 +1,5 @@
 """The command ``lightning-tpauc {fit,validate,test,predict,compare} --config FILE``."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import contextlib

@@ -1,7 +1,5 @@
 """LIBSVM data sets: ijcnn1, HIGGS, SUSY and others of that format."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import hashlib

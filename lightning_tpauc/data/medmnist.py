@@ -1,7 +1,5 @@
 """The MedMNIST sets with two classes, or several labels of two: images and volumes with sides of 28 to 224 pixels."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 from typing import Any

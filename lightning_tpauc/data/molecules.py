@@ -1,7 +1,5 @@
 """Molecules as graphs: from a file of SMILES, or from OGB."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import hashlib

@@ -9,8 +9,6 @@ The negatives are drawn uniformly from all examples that are negative for at lea
 are known to be negative count. So they are a uniform sample of its negatives.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator

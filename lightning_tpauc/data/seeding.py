@@ -6,8 +6,6 @@ is stored, and any step of any pass is computed directly. Only wrapping 64-bit i
 is the same on every platform and with every version of numpy.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator

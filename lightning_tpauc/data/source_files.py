@@ -1,7 +1,5 @@
 """What the data modules of known data share, where their files come from, and the digits, which need none."""
 
-from __future__ import annotations
-
 import os
 from http.client import HTTPException
 from pathlib import Path

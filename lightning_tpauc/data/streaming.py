@@ -4,8 +4,6 @@ Readers run ahead of training if batches are prefetched. So each batch carries t
 holds the place behind the last batch that was trained on, even if worker processes read the stream.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections import deque

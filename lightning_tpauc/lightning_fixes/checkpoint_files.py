@@ -4,8 +4,6 @@ Lightning reads checkpoints with ``torch.load(weights_only=True)``, but writes w
 nobody would notice an unreadable file until it is needed.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 import re

@@ -1,7 +1,5 @@
 """What can't work here is refused by name: flags, strategies and callbacks of a Trainer, and wrongly mixed classes."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable
 from functools import cache

@@ -1,7 +1,5 @@
 """Graph Isomorphism Network, the backbone of the paper's molecule experiments."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Models of feature vectors: the linear model of the paper's convex experiments, and a fully connected network."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from lightning_tpauc.functional.checks import check_count, require_range

@@ -1,7 +1,5 @@
 """Networks for volumes: a small one, fast enough for CPUs, and the ResNet-18 of the paper's image experiments."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from lightning_tpauc.extras import import_extra

@@ -5,8 +5,6 @@ that ``load_from_checkpoint`` and any other reader get the solution. The last it
 stored under a key of ours. Beside it are the hyperparameters, and the way back from processes that a Trainer starts.
 """
 
-from __future__ import annotations
-
 import inspect
 import io
 import random

@@ -1,7 +1,5 @@
 """What a training says and compares: advice, equal settings of all ranks, what is not finite, sigmoids too many."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

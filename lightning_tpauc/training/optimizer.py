@@ -1,7 +1,5 @@
 """The default optimizer, the warm-up, and schedulers as Lightning steps and loads them under manual optimization."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable

@@ -6,8 +6,6 @@ reach would destroy the model: once the mean loss of its pairs is near l(0), the
 model minimises every convex surrogate. So the rectangle stops shrinking before the loss comes near l(0).
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Sequence

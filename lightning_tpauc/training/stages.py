@@ -1,7 +1,5 @@
 """What a training does between its steps: stages, averages, the shrinking rectangle, the best weights, checks."""
 
-from __future__ import annotations
-
 import atexit
 import math
 import subprocess

@@ -8,8 +8,6 @@ PAUCI, whose gradient estimate is a recursion over the gradients at both weights
 same dropout masks as the step's own one and does not change running statistics.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
