@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,21 +28,6 @@ from torch import Tensor
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import as_float_tensor, check_choice, check_scores
 from lightning_tpauc.functional.surrogates import PowerForm, Surrogate, get_surrogate
-
-if TYPE_CHECKING:
-    from functools import cached_property as computed_once
-else:
-
-    class computed_once:  # noqa: N801 - a decorator
-        """As ``functools.cached_property`` without the lock of Python 3.11 and older, which no compiled graph holds."""
-
-        def __init__(self, function):  # noqa: ANN001 - types are those of cached_property
-            self.function = function
-
-        def __get__(self, owner, _=None):  # noqa: ANN001, ANN204
-            value = owner.__dict__[self.function.__name__] = self.function(owner)
-            return value
-
 
 Number = TypeVar("Number", bound="float | Tensor")
 
@@ -521,6 +506,7 @@ class DenseSums:
     def __init__(self, pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None) -> None:
         self._scores, self._loss, self._neg_mask = (pos, neg, s), loss, neg_mask
         self.kept: tuple[Tensor, Tensor, Tensor] | None = None
+        self._totals: tuple[Tensor, Tensor] | None = None
         if _is_one_block(pos, neg):
             t = (neg if neg.ndim == 1 else neg.unsqueeze(-2)) - pos.unsqueeze(-1)  # (S, B)
             losses = loss.value(t)
@@ -529,18 +515,20 @@ class DenseSums:
                 over.masked_fill_(~neg_mask.unsqueeze(-2), -torch.inf)
             # Small batches cost what their number of operations costs, and those on bools take a CPU longer.
             is_active = over.clamp_min_(0.0).sign()
-            self.kept, self.totals = (t, losses, is_active), (over.sum(-1), is_active.sum(-1))
+            self.kept, self._totals = (t, losses, is_active), (over.sum(-1), is_active.sum(-1))
 
-    @computed_once
+    @property  # functools.cached_property has a lock up to Python 3.11, which no compiled graph can hold
     def totals(self) -> tuple[Tensor, Tensor]:
         """Sums of the excess, and numbers of active pairs."""
-        return self._over_blocks(None)[:2]
+        if self._totals is None:
+            self._totals = self._over_blocks(None)[:2]
+        return self._totals
 
     def grad_sums(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         r"""Sums over active pairs of :math:`w_i \ell'_{ij}`: ``(S,)`` over j, and ``(B,)`` over i."""
         if self.kept is None:
             excess, active, of_pos, of_neg = self._over_blocks(weights)
-            self.totals = excess, active
+            self._totals = excess, active
             return of_pos, of_neg
         (t, losses, is_active), form = self.kept, self._loss.power
         # No matrix product: autocast would run it in half precision.
@@ -583,7 +571,7 @@ class DenseSums:
             if not self._loss.monotone or pos_mask is not None:
                 return None
             *totals, _, of_neg = self._over_blocks(None)
-            self.totals = totals[0], totals[1]
+            self._totals = totals[0], totals[1]
             return _highest_mean(of_neg, theta, None) / num_pos
         losses = self.kept[1]
         if self._neg_mask is not None and pos_mask is not None:
