@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import logging
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +12,6 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_warn
-from lightning.pytorch.utilities.seed import isolate_rng
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.metrics import make_scorer
@@ -30,7 +26,7 @@ from lightning_tpauc.algorithms import STACO, Algorithm
 from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.data.labels import as_groups, as_weights
 from lightning_tpauc.data.splits import Split
-from lightning_tpauc.errors import ArgumentError, DataError, TPAUCAdvice, TPAUCWarning
+from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from lightning_tpauc.functional import (
     Calibration,
     count_decisions,
@@ -40,6 +36,7 @@ from lightning_tpauc.functional import (
 )
 from lightning_tpauc.functional.checks import check_count, check_rectangle, require_range
 from lightning_tpauc.functional.operating_points import Criterion
+from lightning_tpauc.lightning_fixes.undisturbed import undisturbed
 from lightning_tpauc.models import MLP
 from lightning_tpauc.module import TPAUCModule
 from lightning_tpauc.scoring.forward import call_model, evaluation_mode, scores_of, shaped_scores
@@ -47,7 +44,7 @@ from lightning_tpauc.scoring.forward import call_model, evaluation_mode, scores_
 Floats = NDArray[np.float64]
 
 #: Validations of a training, and the least number of steps between two.
-_VALIDATIONS, _BETWEEN = 20, 25
+_VALIDATIONS, _BETWEEN = 10, 25
 #: Rows that are scored at once.
 _ROWS = 8192
 #: Rows are repeated to as many numbers as that.
@@ -182,7 +179,7 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         drawn = None if weights is None else weights[train]
         with np.errstate(invalid="ignore"):  # a column may have no number
             self.scaler_ = StandardScaler().fit(X[train], sample_weight=drawn)
-        with isolate_rng(), _quiet():
+        with undisturbed():
             torch.manual_seed(seed)
             self.model_ = self._make_model()
             # not pairs of arrays, in which a column that equals the labels would be refused
@@ -309,21 +306,6 @@ def _calibration(scores: Tensor, labels: Tensor) -> Calibration:
     except ArgumentError:
         share = (labels.sum().double() + 1) / (len(labels) + 2)
         return Calibration("sigmoid", torch.zeros_like(share), share.logit())
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave out Lightning's lines on devices, and advice on arguments that an estimator does not have."""
-    logger = logging.getLogger("lightning.pytorch")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            for category in (TPAUCWarning, TPAUCAdvice, FutureWarning):
-                warnings.simplefilter("ignore", category)
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def tpauc_scorer(min_tpr: float = 0.5, max_fpr: float = 0.5) -> Any:

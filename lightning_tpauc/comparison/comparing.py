@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import copy
 import functools
-import logging
 import multiprocessing
-import os
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import lightning
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 from tqdm import tqdm
 
@@ -37,6 +31,7 @@ from lightning_tpauc.data.parts import content_digest
 from lightning_tpauc.errors import ArgumentError, DataError, UnsupportedError
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional.checks import check_count, check_rectangle
+from lightning_tpauc.lightning_fixes.undisturbed import undisturbed
 from lightning_tpauc.module import TPAUCModule
 from lightning_tpauc.scoring.labels import Labels, labels_of_data, listed
 from lightning_tpauc.version import __version__
@@ -232,7 +227,7 @@ class Comparison:
             MissingExtraError: if matplotlib is not installed.
         """
         import_extra("matplotlib.figure", "plot")  # found out now, not when everything is trained
-        with _undisturbed():
+        with undisturbed():
             self._prepare()
             cells = [self._cell(m, factor, run) for run in self.runs for m in self._methods for factor in self.factors]
             missing = [cell for cell in cells if not training.cell_path(self._folder, cell).is_file()]
@@ -405,18 +400,3 @@ def _has_test(datamodule: PosNegDataModule) -> bool:
 
 def _train(cell: Cell) -> None:
     _train_one(cell)
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """No messages of dozens of Trainers; random numbers, filters and environment are left as they were."""
-    log = logging.getLogger("lightning.pytorch")
-    level = log.level
-    # seed_everything and Trainers write to the environment
-    with isolate_rng(), warnings.catch_warnings(), mock.patch.dict(os.environ):
-        warnings.simplefilter("ignore")
-        log.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            log.setLevel(level)

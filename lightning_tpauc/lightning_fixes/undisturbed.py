@@ -1,0 +1,27 @@
+"""Trainers inside of something else, which says itself what there is to say."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+from lightning.pytorch.utilities.seed import isolate_rng
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """No messages of Trainers; random numbers, filters and environment are left as they were."""
+    log = logging.getLogger("lightning.pytorch")
+    level = log.level
+    # seed_everything and Trainers write to the environment
+    with isolate_rng(), warnings.catch_warnings(), mock.patch.dict(os.environ):
+        warnings.simplefilter("ignore")
+        log.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            log.setLevel(level)
