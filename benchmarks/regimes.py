@@ -385,6 +385,7 @@ def record(
 METHODS: dict[str, tuple[Callable[..., Algorithm], tuple[float, ...], Mapping[str, Any]]] = {
     "STACO": (STACO, (1.0,), {}),
     "STACO, decay": (STACO, (1.0,), {}),
+    "STACO, smooth ramp": (partial(STACO, surrogate="smooth_ramp"), (1.0,), {}),
     "PAUCI": (PAUCI, (0.316, 1.0, 3.16), {"score_activation": "sigmoid"}),
     "SOTA-s": (SOTAs, (0.316, 1.0, 3.16), {}),
 }
@@ -498,6 +499,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "SOTA-s": ("SOTA-s",),
     "STACO": ("STACO",),
     "STACO, decay": ("STACO, decay",),
+    "STACO, smooth ramp": ("STACO, smooth ramp",),
 }
 
 

@@ -9,6 +9,7 @@ import torch
 from scipy.stats import ttest_1samp
 from sklearn.metrics import average_precision_score, roc_auc_score
 
+from lightning_tpauc.comparison import results
 from lightning_tpauc.comparison.results import (
     Difference,
     Outcome,
@@ -24,7 +25,13 @@ from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional import fpr_at_min_tpr, tpr_at_max_fpr
 from tests.reference.tpauc import naive_tpauc
 
+pytestmark = pytest.mark.usefixtures("few_resamples")
 CORNER, WIDE, OWN = (0.5, 0.4), (0.25, 0.75), (0.5, 0.2)
+
+
+@pytest.fixture
+def few_resamples(monkeypatch):
+    monkeypatch.setattr(results, "_DRAWS", 0)  # 200 in place of 1000
 
 
 def scored(seed, shift=1.0, n_pos=30, n_neg=80, digits=None):
