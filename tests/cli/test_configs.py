@@ -156,31 +156,6 @@ def test_config_trains(path, tmp_path, capsys, monkeypatch):
         assert monitor is None or monitor in printed, f"{monitor} is never logged"
 
 
-@pytest.mark.parametrize(
-    ("method", "words"),
-    [
-        ("STACO", []),
-        ("SOTA", []),
-        ("SOTAs", []),
-        ("SONX", []),
-        ("FullBatch", ["--trainer.max_epochs=100"]),
-        ("AUCM", ["--model.score_activation=sigmoid"]),
-        ("PAUCI", ["--model.score_activation=sigmoid", "--trainer.max_epochs=60"]),
-        ("CrossEntropy", ["--trainer.max_epochs=60"]),
-    ],
-)
-def test_the_quickstart_trains_every_method(method, words, capsys, monkeypatch):
-    """With what its comment says they want; 0.4 is far above the value of an untrained model."""
-    monkeypatch.setattr(TPAUCCLI, "subcommands", staticmethod(lambda: {"fit": SKIPPED}))
-    quiet = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false", "--trainer.logger=false"]
-    few = ["--trainer.max_epochs=20", "--trainer.enable_checkpointing=false", "--trainer.callbacks=[]"]
-    main(
-        ["fit", "--config", str(ROOT / "configs/quickstart.yaml"), f"--model.algorithm={method}", *quiet, *few, *words]
-    )
-    printed = dict(line.strip().split(" = ") for line in capsys.readouterr().out.splitlines() if " = " in line)
-    assert float(printed["val/tpauc"]) > 0.4
-
-
 def test_every_phase_finds_the_checkpoint_of_the_one_before():
     """``init_from`` names the file that a config beside it, or the paper's, writes."""
     written = set()

@@ -7,11 +7,10 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
-from lightning_tpauc.algorithms import AUCM, PAUCI, SONX, SOTA, STACO
-from lightning_tpauc.errors import ArgumentError, NonFiniteError
+from lightning_tpauc.algorithms import AUCM, PAUCI, SONX, SOTA
+from lightning_tpauc.errors import NonFiniteError
 from lightning_tpauc.training.state import written
 from tests.helpers.problems import make_trainer, paper_staco, paper_stages, shifted
 from tests.helpers.tensors import flat
@@ -301,23 +300,3 @@ def test_a_gradient_scaler_waits_once_a_step(fused, monkeypatch):
     module = Watched(nn.Linear(DIM, 1), staco2(), sgd(0.01, fused=fused))
     scaled_trainer("16-mixed", max_steps=4, max_epochs=-1).fit(module, make_datamodule())
     assert seen == [["bool"] if fused else ["item"]] * 4
-
-
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize(
-    ("dtype", "words"), [(torch.float64, "float64"), (torch.int64, "int64"), (torch.float16, "float16")]
-)
-def test_inputs_of_another_dtype_than_the_weights(dtype, words, precision):
-    """Tensors of another dtype are meant so, and what torch says of them names neither inputs nor remedy."""
-    x, y = torch.randn(40, 4), torch.arange(40) % 4 == 0
-    data = TensorDataset((10 * x).to(dtype), y.long())
-    if precision == "bf16-mixed" and dtype == torch.float16:
-        return  # autocast takes it
-    message = rf"can't compute with these inputs: .* is {words} \(.* is float32 \(.* Convert .*`x.float\(\)`"
-    for backbone in (nn.Linear(4, 1), nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))):
-        module = TPAUCModule(backbone, STACO(0.5, 0.5))
-        with pytest.raises(ArgumentError, match=message):
-            make_trainer(precision=precision).fit(module, PosNegDataModule(data, num_pos=2, num_neg=4))
-        for subject in ("validate", "predict"):
-            with pytest.raises(ArgumentError, match=message):
-                getattr(make_trainer(precision=precision), subject)(module, DataLoader(data, batch_size=8))

@@ -1,18 +1,15 @@
 """The warm-up of the learning rate, how long it takes, and the optimizer of whoever chose none."""
 
-import copy
 import math
 
 import pytest
 import torch
 from lightning.pytorch import Callback
-from torch import nn
 from torch.utils.data import IterableDataset
 
 from lightning_tpauc import DampedAdam, PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy, FullBatch
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.training.optimizer import LinearWarmup
 from tests.helpers.problems import NUM_POS, LinearScore, loader, make_batches, make_trainer, paper_stages
 
 pytestmark = pytest.mark.filterwarnings(
@@ -41,26 +38,6 @@ def rates_of(optimizer=None, algorithm=None, num_batches=40, module=TPAUCModule,
     run = make_trainer(callbacks=[seen, paper_stages(), *callbacks], **(trainer or {}))
     run.fit(made, loader(make_batches(num_batches)[0]))
     return seen
-
-
-# ---------------------------------------------------------------- the schedule
-
-
-@pytest.mark.parametrize("steps", [1, 2, 7, 10])
-@pytest.mark.parametrize("lr", [0.1, 3e-3, torch.tensor(0.25)], ids=["0.1", "0.003", "tensor"])
-def test_the_rate_grows_in_equal_parts_and_then_is_exactly_the_optimizers(steps, lr):
-    optimizer = torch.optim.Adam([nn.Parameter(torch.zeros(1))], lr=copy.deepcopy(lr))
-    warmup = LinearWarmup(optimizer)
-    assert float(optimizer.param_groups[0]["lr"]) == float(lr), "nothing before it begins"
-    warmup.begin(steps)
-    for k in range(1, steps + 5):
-        assert warmup.is_over == (k >= steps)
-        rate = float(optimizer.param_groups[0]["lr"])
-        assert rate == pytest.approx(float(lr) * min(1.0, k / steps), rel=1e-6)
-        if k >= steps:
-            assert rate == float(lr)
-        optimizer.step()
-        warmup.step()
 
 
 # ---------------------------------------------------------------- how long
