@@ -173,35 +173,6 @@ class Decisions(NamedTuple):
         return enough and self.fp <= (max_fpr + _ROUNDING) * self.num_neg
 
 
-class Demands(NamedTuple):
-    """What is asked of a threshold; see :func:`decision_threshold`."""
-
-    min_tpr: float = 0.5
-    max_fpr: float = 0.5
-    min_precision: float | None = None
-    max_alert_rate: float | None = None
-    confidence: float | None = None
-
-    def checked(self) -> Demands:
-        """The same, of Python numbers in their ranges."""
-        low, high = checks.check_rectangle(self.min_tpr, self.max_fpr)
-        for name in ("min_precision", "max_alert_rate", "confidence"):
-            value = getattr(self, name)
-            if value is not None:
-                checks.require_range(name, value, 0.0, 1.0, open_low=True, open_high=name == "confidence")
-        return self._replace(min_tpr=low, max_fpr=high)
-
-    def shortfalls(self, tp: Tensor, fp: Tensor, num_pos: Tensor, num_neg: Tensor) -> dict[str, Tensor]:
-        """Of each demand, by how much of a rate these counts break it; at most 0 where they meet it."""
-        called = tp + fp
-        found = {"min_tpr": self.min_tpr - tp / num_pos, "max_fpr": fp / num_neg - self.max_fpr}
-        if self.min_precision is not None:
-            found["min_precision"] = torch.where(called > 0, self.min_precision - tp / called, 0.0)
-        if self.max_alert_rate is not None:
-            found["max_alert_rate"] = called / (num_pos + num_neg) - self.max_alert_rate
-        return found
-
-
 def allowed_errors(num: int, rate: float, risk: float) -> int:
     r"""The largest number of errors c with :math:`P(\mathrm{Bin}(num, rate) \le c) \le risk`, or -1 if 0 is too many.
 
@@ -292,10 +263,9 @@ def decision_threshold(
         0.0975 0.600 ()
         0.0725 0.575 ('max_fpr',)
     """
-    demands = Demands(min_tpr, max_fpr, min_precision, max_alert_rate, confidence)
     if validate_args:
-        demands = demands.checked()
-        check_criterion(criterion, cost_ratio)
+        min_tpr, max_fpr = checks.check_rectangle(min_tpr, max_fpr)
+        check_rule(criterion, cost_ratio, confidence, min_precision, max_alert_rate)
     *classes, undefined = ranked_classes(preds, target, ignore_index, validate_args, "threshold")
     if undefined:
         return None
@@ -303,9 +273,16 @@ def decision_threshold(
     pos, neg = (scores.cpu().double() for scores in classes)
     weights = split_weights(sample_weight, target)
     values, tp, fp, num_pos, num_neg = _candidates(pos, neg, weights)
-    away = demands.shortfalls(tp, fp, num_pos, num_neg)
+    # by how much of a rate each demand is broken; at most 0 where it is met
+    called, away = tp + fp, {"min_tpr": min_tpr - tp / num_pos, "max_fpr": fp / num_neg - max_fpr}
+    if min_precision is not None:
+        away["min_precision"] = torch.where(called > 0, min_precision - tp / called, 0.0)
+    if max_alert_rate is not None:
+        away["max_alert_rate"] = called / (num_pos + num_neg) - max_alert_rate
     met = {name: shortfall <= _ROUNDING for name, shortfall in away.items()}
-    safe = {} if confidence is None else _safe(demands, (pos, neg), weights, _group_shares(groups, target))
+    safe = {}
+    if confidence is not None:
+        safe = _safe(min_tpr, max_fpr, confidence, (pos, neg), weights, _group_shares(groups, target))
     # Of thresholds that keep to `max_fpr` the one that finds most meets `min_tpr` if any does, and the other way round.
     open_one = {"max_sensitivity": "min_tpr", "max_specificity": "max_fpr"}.get(criterion)
     distance = torch.stack([shortfall.clamp(min=0) for shortfall in away.values()]).norm(dim=0)
@@ -348,7 +325,9 @@ def _candidates(
 
 
 def _safe(
-    demands: Demands,
+    min_tpr: float,
+    max_fpr: float,
+    confidence: float,
     classes: tuple[Tensor, Tensor],
     weights: tuple[Tensor, Tensor] | None,
     shares: tuple[Tensor, Tensor] | None,
@@ -360,12 +339,12 @@ def _safe(
     _, tp, fp, num_pos, num_neg = _candidates(*classes, shares)
     grouped = shares is not None and any(bool((own < 1).any()) for own in shares)
     asked = [
-        ("max_fpr", "FPR <=", demands.max_fpr, fp, num_neg, "negatives"),
-        ("min_tpr", "TPR >=", 1 - demands.min_tpr, num_pos - tp, num_pos, "positives"),
+        ("max_fpr", "FPR <=", max_fpr, fp, num_neg, "negatives"),
+        ("min_tpr", "TPR >=", 1 - min_tpr, num_pos - tp, num_pos, "positives"),
     ]
-    asked, sure = [each for each in asked if each[2] < 1], demands.confidence or 0.0
+    asked = [each for each in asked if each[2] < 1]
     price = max(1, len(asked)) * (math.e if grouped else 1)  # they share the risk; groups' shares have heavier tails
-    risk, safe, missing = (1 - sure) / price, {}, []
+    risk, safe, missing = (1 - confidence) / price, {}, []
     for name, sign, rate, errors, total, who in asked:
         size, needed = round(float(total)), math.ceil(math.log(risk) / math.log1p(-rate))
         safe[name] = errors <= allowed_errors(size, rate, risk) + 1e-9  # sums of shares are rounded
@@ -373,11 +352,10 @@ def _safe(
             possible = math.ceil(1000 * (1 - risk ** (1 / max(1, size)))) / 1000
             shown = [1 - r if name == "min_tpr" else r for r in (rate, possible)]
             allowed = math.floor(1000 * (1 - price * (1 - rate) ** size)) / 10
+            otherwise = f", or {allowed:g}% confidence" if allowed > 0 else ""
             missing.append(
-                f"{sign} {shown[0]:.4g} at {100 * sure:g}% confidence takes {needed} {'groups with ' * grouped}{who}, "
-                f"and there are {size}, which allow {sign} {shown[1]:.4g}"
-                + f", or {allowed:g}% confidence"
-                * (allowed > 0)
+                f"{sign} {shown[0]:.4g} at {100 * confidence:g}% confidence takes {needed} "
+                f"{'groups with ' * grouped}{who}, and there are {size}, which allow {sign} {shown[1]:.4g}{otherwise}"
             )
     if missing:
         msg = f"{'; '.join(missing)}."
@@ -475,15 +453,20 @@ def exact_interval(successes: float, trials: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def check_criterion(criterion: Any, cost_ratio: Any) -> None:
-    """Raise :class:`ArgumentError` unless the criterion exists, and a cost is a positive number that it uses."""
+def check_rule(
+    criterion: Any, cost_ratio: Any, confidence: Any = None, min_precision: Any = None, max_alert_rate: Any = None
+) -> None:
+    """Raise :class:`ArgumentError` unless the criterion exists, uses the cost, and each number is in its range."""
     checks.check_choice(criterion, "criterion", CRITERIA)
-    if not checks.is_real(cost_ratio) or cost_ratio <= 0:
-        msg = f"Expected `cost_ratio` to be a number above 0, but got {cost_ratio!r}."
-        raise ArgumentError(msg)
+    checks.require_range("cost_ratio", cost_ratio, 0.0, open_low=True)
     if criterion != "min_cost" and cost_ratio != 1.0:
         msg = f"`cost_ratio={cost_ratio!r}` is not used by criterion={criterion!r}: pass `criterion='min_cost'`."
         raise ArgumentError(msg)
+    if confidence is not None:
+        checks.require_range("confidence", confidence, 0.0, 1.0, open_low=True, open_high=True)
+    for name, value in (("min_precision", min_precision), ("max_alert_rate", max_alert_rate)):
+        if value is not None:
+            checks.require_range(name, value, 0.0, 1.0, open_low=True)
 
 
 def _widened(threshold: float, pos: Tensor, neg: Tensor) -> float:

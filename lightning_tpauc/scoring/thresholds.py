@@ -31,8 +31,7 @@ from lightning_tpauc.functional.checks import check_choice
 from lightning_tpauc.functional.operating_points import (
     Criterion,
     Decisions,
-    Demands,
-    check_criterion,
+    check_rule,
     decision_threshold,
     exact_interval,
 )
@@ -315,8 +314,7 @@ class DecisionThreshold(Callback):
         min_precision: float | None = None,
         max_alert_rate: float | None = None,
     ) -> None:
-        check_criterion(criterion, cost_ratio)
-        Demands(0.0, 1.0, min_precision, max_alert_rate, confidence).checked()
+        check_rule(criterion, cost_ratio, confidence, min_precision, max_alert_rate)
         if calibration is not None:
             check_choice(calibration, "calibration", METHODS)
         self.criterion, self.cost_ratio, self.calibration = criterion, float(cost_ratio), calibration

@@ -163,7 +163,10 @@ def test_infinite_and_equal_scores_are_decided_as_score_reaches_threshold(scores
     ("arguments", "words"),
     [
         ({"criterion": "best"}, "`criterion` to be one of 'youden'"),
-        ({"criterion": "min_cost", "cost_ratio": 0.0}, "`cost_ratio` to be a number above 0, but got 0.0"),
+        ({"criterion": "min_cost", "cost_ratio": 0.0}, r"`cost_ratio` to be a number in \(0, inf\), but got 0.0"),
+        ({"confidence": 1.0}, r"`confidence` to be a number in \(0, 1\), but got 1.0"),
+        ({"min_precision": 0.0}, r"`min_precision` to be a number in \(0, 1\], but got 0.0"),
+        ({"max_alert_rate": "few"}, r"`max_alert_rate` to be a number in \(0, 1\], but got 'few'"),
         ({"cost_ratio": 2.0}, "not used by criterion='youden'"),
     ],
 )
