@@ -186,7 +186,8 @@ def test_two_processes_reproduce_one(tmp_path, method):
     one, two = (torch.load(tmp_path / f"{world}.pt") for world in (1, 2))
     for part in ("state", "weights"):
         for name, value in one[part].items():
-            assert_close(two[part][name].double(), value.double(), "trajectory64")
+            if name != "_extra_state":  # bytes of what is compared below
+                assert_close(two[part][name].double(), value.double(), "trajectory64")
     assert one["metrics"].keys() == two["metrics"].keys()
     for name, value in one["metrics"].items():
         assert_close(two["metrics"][name].double(), value.double(), "trajectory32")
