@@ -39,13 +39,13 @@ _CALLBACKS: tuple[tuple[Any, str, str], ...] = (
     (
         shipped.BaseFinetuning,
         "averages",
-        "it would train weights that the average does not hold. Train twice: first with `requires_grad_(False)` on "
+        "it would train weights that the average does not have. Train twice: first with `requires_grad_(False)` on "
         "what is frozen, then everything, with the first run's checkpoint as `init_from`.",
     ),
     (
         shipped.ModelPruning,
         "averages",
-        "the result is an average of iterates, in which their zeros are none. Prune the trained model with "
+        "the result is an average of weights, in which zeros do not stay zeros. Prune the trained model with "
         "`torch.nn.utils.prune`.",
     ),
     (
