@@ -159,8 +159,9 @@ def _setup(config: Namespace, instantiate: Callable[[Namespace], Any], seed: int
         if run.fold is not None:
             values |= {"num_folds": config.folds, "fold": run.fold, "val_fraction": None}
         if run.fold is not None and "num_folds" not in known:
-            msg = f"`folds` needs data that can be cut into folds, but {config.data.class_path} takes no `num_folds`."
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"`folds` needs data that can be cut into folds, but {config.data.class_path} takes no `num_folds`."
+            )
         for name, value in values.items():
             own.data[f"init_args.{name}"] = value
         made: LightningDataModule = instantiate(own).data

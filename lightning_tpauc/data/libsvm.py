@@ -81,8 +81,7 @@ class LIBSVMDataModule(SourceDataModule):
     ) -> None:
         super().__init__(**kwargs)
         if test_file is not None and test_fraction is not None:
-            msg = f"Set `test_file` or `test_fraction`, but got both: {test_file!r} and {test_fraction}."
-            raise ArgumentError(msg)
+            raise ArgumentError(f"Set `test_file` or `test_fraction`, but got both: {test_file!r} and {test_fraction}.")
         if test_fraction is not None:
             require_range("test_fraction", test_fraction, 0.0, 1.0, open_low=True, open_high=True)
         require_range("remove_positives", remove_positives, 0.0, 1.0, open_high=True)
@@ -158,8 +157,7 @@ def _binary(labels: list[NDArray[np.float32]], positive: float | None, path: Pat
         positive = next((larger for smaller, larger in _PAIRS if set(values) <= {smaller, larger}), None)
     if positive is None or positive not in values:
         wanted = "labels -1/1, 0/1 or 1/2" if positive is None else f"positive label {positive}"
-        msg = f"Expected the {wanted} in {path}, but found {values[:6]}. Set `positive_label`."
-        raise DataError(msg)
+        raise DataError(f"Expected the {wanted} in {path}, but found {values[:6]}. Set `positive_label`.")
     rank_zero_info(f"{path}: label {positive:g} is the positive class; labels {[f'{v:g}' for v in values]}.")
     return [(part == positive).astype(np.int8) for part in labels]
 
@@ -177,13 +175,11 @@ def _parse(paths: Sequence[Path], zero_based: bool) -> list[NDArray[np.float32]]
             buffered = [io.BufferedReader(file, 1 << 20) for file in files]
             read = load_svmlight_files(buffered, dtype=np.float32, zero_based=zero_based)
     except (OSError, EOFError, ValueError, OverflowError, lzma.LZMAError, zlib.error) as error:
-        msg = (
+        raise DataError(
             f"{names} can't be read as svmlight text: {error}. Lines read `label index:value ...` with growing indices "
             "from 1; set `zero_based=True` if they start at 0. A compressed file that ends too early is incomplete."
-        )
-        raise DataError(msg) from error
+        ) from error
     tables = [np.column_stack([x.toarray(), y.astype(np.float32)]) for x, y in zip(read[::2], read[1::2], strict=True)]
     if not all(np.isfinite(table).all() for table in tables):
-        msg = f"{names}: values that are not finite. Remove those rows, or fill them in."
-        raise DataError(msg)
+        raise DataError(f"{names}: values that are not finite. Remove those rows, or fill them in.")
     return tables

@@ -94,8 +94,9 @@ class MedMNISTDataModule(GivenSplitDataModule):
             try:
                 kind(split="train", root=str(self.path.parent), size=self.size, download=True)
             except RuntimeError as error:
-                msg = f"{self.path} could not be downloaded ({error}). Try again, or save it there yourself."
-                raise DataError(msg) from error
+                raise DataError(
+                    f"{self.path} could not be downloaded ({error}). Try again, or save it there yourself."
+                ) from error
         require_file(self.path)
 
     def load(self) -> Datasets:
@@ -108,10 +109,9 @@ class MedMNISTDataModule(GivenSplitDataModule):
                     for what in ("images", "labels")
                 )
         except (EOFError, KeyError, OSError, TypeError, ValueError, zipfile.BadZipFile) as error:
-            msg = (
+            raise DataError(
                 f"{self.path} is damaged or not a file in MedMNIST's format: {error}. Remove it and download it again."
-            )
-            raise DataError(msg) from error
+            ) from error
         if self.train_with_val:
             for of_parts in (pixels, labels):
                 of_parts["train"] = torch.cat([of_parts["train"], of_parts.pop("val")])

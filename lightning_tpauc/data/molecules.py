@@ -121,8 +121,9 @@ class SMILESDataModule(GivenSplitDataModule):
         check_choice(split, "split", ("scaffold", "random"))
         shares: Sequence[float] = fractions
         if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1.0) > 1e-6:
-            msg = f"Expected `fractions` to be three numbers >= 0 that add up to 1, but got {tuple(fractions)!r}."
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"Expected `fractions` to be three numbers >= 0 that add up to 1, but got {tuple(fractions)!r}."
+            )
 
     def prepare_data(self) -> None:
         """Download if asked to and needed, build and cache the graphs, in one process."""
@@ -177,11 +178,10 @@ class SMILESDataModule(GivenSplitDataModule):
         total = len(invalid) + valid
         found = f"{len(invalid)} of {total} labelled SMILES of {self.path} don't parse ({shown}{also})"
         if len(invalid) > self.max_invalid * total:
-            msg = (
+            raise DataError(
                 f"{found}, more than `max_invalid`={self.max_invalid} allows. Check `smiles_column`="
                 f"{self.smiles_column!r}, repair the file, or raise `max_invalid`."
             )
-            raise DataError(msg)
         rank_zero_warn(f"{found} and are skipped.", category=TPAUCWarning)
 
 
@@ -227,8 +227,7 @@ class OGBMoleculesDataModule(GivenSplitDataModule):
         #: Numbers of the columns of labels.
         self.tasks = [task] if isinstance(task, int) else list(range(OGB_TASKS[name]) if task is None else task)
         if not self.tasks or not set(self.tasks) <= set(range(OGB_TASKS[name])):
-            msg = f"Expected `task` to be in 0 .. {OGB_TASKS[name] - 1} for {name}, but got {task!r}."
-            raise ArgumentError(msg)
+            raise ArgumentError(f"Expected `task` to be in 0 .. {OGB_TASKS[name] - 1} for {name}, but got {task!r}.")
         self.dataset_name, self.download = name, download
         self.folder = Path(root) / name.replace("-", "_")
 
@@ -267,11 +266,10 @@ class OGBMoleculesDataModule(GivenSplitDataModule):
                 dataset = graphproppred.PygGraphPropPredDataset(self.dataset_name, **where)
                 return dataset, dataset.get_idx_split()
         except Exception as error:  # of torch's reader, pandas or ogb, where a file is damaged
-            msg = (
+            raise DataError(
                 f"{self.folder} can't be read ({type(error).__name__}: {error}). Remove {self.folder / 'processed'}, "
                 "which is then made again from the raw files; if those are damaged, get the whole folder again."
-            )
-            raise DataError(msg) from error
+            ) from error
 
 
 def _without_label(graph: Any) -> Any:
@@ -359,27 +357,25 @@ def read_smiles(path: Path, smiles_column: str, columns: Sequence[str]) -> Itera
             names = [name.strip() for name in next(csv.reader([header], delimiter=separator), [])]
             for column in (smiles_column, *columns):
                 if names.count(column) != 1:
-                    msg = f"{path} has {names.count(column) or 'no'} columns {column!r}; it has {names}."
-                    raise DataError(msg)
+                    raise DataError(f"{path} has {names.count(column) or 'no'} columns {column!r}; it has {names}.")
             # strict: a quote that is never closed
             reader = csv.DictReader(file, names, delimiter=separator, strict=True)
             for row in reader:
                 line = reader.line_num + 1
                 if None in row or None in row.values():
-                    msg = f"Line {line} of {path} has not {len(names)} cells, as the header has. Put text in quotes."
-                    raise DataError(msg)
+                    raise DataError(
+                        f"Line {line} of {path} has not {len(names)} cells, as the header has. Put text in quotes."
+                    )
                 texts = [row[column].strip() for column in columns]
                 wrong = next((k for k, text in enumerate(texts) if text.lower() not in _LABELS), None)
                 if wrong is not None:
-                    msg = (
+                    raise DataError(
                         f"Expected 0, 1 or nothing in column {columns[wrong]!r} of {path}, but line {line} has "
                         f"{texts[wrong]!r}."
                     )
-                    raise DataError(msg)
                 yield line, row[smiles_column].strip(), [_LABELS[text.lower()] for text in texts]
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
-        msg = f"{path} can't be read as CSV in UTF-8, gzipped if its name ends in .gz: {error}."
-        raise DataError(msg) from error
+        raise DataError(f"{path} can't be read as CSV in UTF-8, gzipped if its name ends in .gz: {error}.") from error
 
 
 def _build(path: Path, smiles_column: str, columns: Sequence[str], unlabelled: bool) -> dict[str, Any]:
@@ -402,8 +398,7 @@ def _build(path: Path, smiles_column: str, columns: Sequence[str], unlabelled: b
             elif measured:
                 invalid.append((line, smiles))
     if not graphs:
-        msg = f"No row of {path} has both a label in {columns} and a SMILES that parses ({len(rows)} rows)."
-        raise DataError(msg)
+        raise DataError(f"No row of {path} has both a label in {columns} and a SMILES that parses ({len(rows)} rows).")
     numbers = {scaffold: number for number, scaffold in enumerate(dict.fromkeys(scaffold for *_, scaffold in found))}
     return {
         "x": torch.from_numpy(np.concatenate([graph["node_feat"] for graph in graphs])),

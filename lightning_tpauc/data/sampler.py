@@ -210,11 +210,10 @@ class LabelRows:
         for kind, value in (("positive", 1), ("negative", 0)):
             lacking = [repr(self.names[k]) for k in np.flatnonzero(~(own == value).any(axis=0))]
             if lacking:
-                msg = (
+                raise DataError(
                     f"Expected both classes of every label, but there is no {kind} of {', '.join(lacking)} among the "
                     f"{len(own)} training examples. Leave out such columns of the labels, or add examples."
                 )
-                raise DataError(msg)
 
 
 class BatchSampler(ABC):
@@ -248,8 +247,7 @@ class BatchSampler(ABC):
         for name, rows in (("positive", self.positives), ("negative", self.negatives)):
             if len(rows) == 0 and (name == "positive" or stream is None):
                 counted = " with a `sample_weight` above 0" if self.weights is not None else ""
-                msg = f"Expected both classes in the training set, but got 0 {name} examples{counted}."
-                raise DataError(msg)
+                raise DataError(f"Expected both classes in the training set, but got 0 {name} examples{counted}.")
 
     @abstractmethod
     def global_sizes(self, world_size: int) -> BatchSizes:
@@ -318,11 +316,10 @@ class PosNegSampler(BatchSampler):
         n_neg = len(self.negatives)
         for name, size in (("num_neg", num_neg), ("num_dual_neg", num_dual_neg)):
             if size > n_neg and self.stream is None:
-                msg = (
+                raise DataError(
                     f"One step takes {size} negatives (`{name}`={size // world_size} on {world_size} rank(s)), but the "
                     f"training set has only {n_neg}. Set `{name}` to at most {n_neg // world_size}."
                 )
-                raise DataError(msg)
         chosen, each = self.in_play(world_size)
         return BatchSizes(int(np.sort(each)[-chosen:].sum()), num_neg, num_dual_neg)
 
@@ -480,9 +477,8 @@ def sampler_of(training: Any, kind: str, sizes: BatchSizes, seed: int, stream: A
     elif kind != "pos_neg" and stream is not None:
         given = "`negatives` is a stream. Put the negatives into `train_dataset`"
     if given is not None:
-        msg = (
+        raise ArgumentError(
             f"`sampling={kind!r}` takes all examples alike, but {given}, or train with `sampling='pos_neg'` and an "
             "algorithm such as STACO."
         )
-        raise ArgumentError(msg)
     return SAMPLERS[kind](training, sizes, seed, stream)

@@ -132,8 +132,7 @@ def _mix(x: Any) -> Any:
 def as_seed(seed: Any, name: str, bits: int = 64) -> int:
     """A seed as a Python integer. ``None`` is refused: other processes and later runs would not know what is drawn."""
     if not is_whole(seed) or not 0 <= int(seed) < 1 << bits:
-        msg = f"Expected `{name}` to be a whole number in 0 .. 2**{bits} - 1, but got {seed!r}."
-        raise ArgumentError(msg)
+        raise ArgumentError(f"Expected `{name}` to be a whole number in 0 .. 2**{bits} - 1, but got {seed!r}.")
     return int(seed)
 
 

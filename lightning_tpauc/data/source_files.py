@@ -39,18 +39,18 @@ def require_file(path: Path, *, download: bool = False) -> None:
     if path.exists():
         return
     if not download or path.name not in SOURCES:
-        msg = (
+        raise DataError(
             f"{path} does not exist. Set `root` (`--data.root DIR`) to the folder that holds it, or `--data.download "
             "true` to fetch a set with a known source."
         )
-        raise DataError(msg)
     url, sha256 = SOURCES[path.name]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         download_url_to_file(url, str(path), hash_prefix=sha256, progress=True)
     except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: the hash is another one
-        msg = f"{path} could not be downloaded: {error}. Try again, or fetch {url} yourself and save it there."
-        raise DataError(msg) from error
+        raise DataError(
+            f"{path} could not be downloaded: {error}. Try again, or fetch {url} yourself and save it there."
+        ) from error
 
 
 def default_cache_dir() -> Path:
@@ -106,11 +106,10 @@ class GivenSplitDataModule(SourceDataModule):
         super().__init__(**kwargs)
         self.train_with_val = train_with_val
         if not train_with_val and (self.val_fraction is not None or self.num_folds is not None):
-            msg = (
+            raise ArgumentError(
                 "The data set has a validation part already. Set `train_with_val=True` to join it to the training part "
                 "and split both, or leave `val_fraction` and `num_folds` out."
             )
-            raise ArgumentError(msg)
 
 
 class DigitsDataModule(SourceDataModule):

@@ -71,17 +71,15 @@ class NegativeStream:
     ) -> None:
         kind = type(dataset).__name__
         if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset):
-            msg = (
+            raise DataError(
                 f"Expected `negatives` to be a stream, but got a {kind}, which can be indexed. Put positives and "
                 "negatives into one `train_dataset` with labels."
             )
-            raise DataError(msg)
         if isinstance(dataset, DataLoader) and dataset.batch_sampler is not None:
-            msg = (
+            raise ArgumentError(
                 f"`negatives` is a {kind} that yields batches, but single examples are wanted. Make it with "
                 "`batch_size=None`, or pass its data set if that is a stream."
             )
-            raise ArgumentError(msg)
         check_choice(split, "split", ("deal", "shard", "own"))
         check_count(num_scored, "num_scored", 1)
         self.dataset, self.split, self.num_scored = cast(Any, dataset), split, num_scored
@@ -170,11 +168,10 @@ class StreamReader:
         while len(taken) < count:
             items = list(islice(cast(Iterator[Any], self._iterator), count - len(taken)))
             if begun and not items:
-                msg = (
+                raise DataError(
                     f"Part {self.index} of the stream of negatives yields no example. Check its source, and let "
                     "`__iter__` begin anew each time (a generator can be read only once)."
                 )
-                raise DataError(msg)
             taken += items
             self.place = self.place._replace(position=self.place.position + len(items))
             begun = not items
@@ -216,12 +213,11 @@ def inputs_of_negatives(items: list[Any]) -> list[Any]:
         return items
     for item in items:
         if len(item) > 1 and np.any(np.asarray(item[-1]) != 0):
-            msg = (
+            raise DataError(
                 f"Expected the stream of negatives to yield inputs, or tuples that end with the label 0, but got "
                 f"{type(item).__name__} ending with {item[-1]!r}. Leave positives out of the stream; inputs of several "
                 "parts can be a mapping."
             )
-            raise DataError(msg)
     return [item[0] if len(item) <= 2 else tuple(item[:-1]) for item in items]
 
 

@@ -81,11 +81,10 @@ def plain(value: Any, place: str) -> Any:
         if "hyper_parameters['" in place:
             remedy = f"Leave it out with `self.save_hyperparameters(ignore=[{place.split(chr(39))[1]!r}])`"
         shown = " ".join(repr(value).split())[:60]
-        msg = (
+        raise CheckpointError(
             f"A checkpoint can't hold {place}: {type(value).__name__} ({shown}) is not read back by "
             f"`torch.load(weights_only=True)`. {remedy}."
-        )
-        raise CheckpointError(msg) from error
+        ) from error
     return value
 
 
@@ -117,11 +116,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             with replacing(Path(path)) as file:
                 torch.save(checkpoint, file)
         except (OSError, RuntimeError) as error:  # torch's writer makes another error of a full disk
-            msg = (
+            raise CheckpointError(
                 f"The checkpoint {str(path)!r} can't be written ({str(error).partition(chr(10))[0]}). What was there "
                 "has not changed. Make room, or save elsewhere: `dirpath` of ModelCheckpoint, or another path."
-            )
-            raise CheckpointError(msg) from error
+            ) from error
 
     @override
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -136,15 +134,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         try:
             checkpoint: Any = super().load_checkpoint(path, *args, **kwargs)
         except (pickle.UnpicklingError, RuntimeError) as error:  # the latter for any other zip file
-            msg = f"torch can't read {str(path)!r} as a checkpoint: {_reason(error)}."
-            raise CheckpointError(msg) from error
+            raise CheckpointError(f"torch can't read {str(path)!r} as a checkpoint: {_reason(error)}.") from error
         if isinstance(checkpoint, dict) and {"state_dict", "pytorch-lightning_version"} <= checkpoint.keys():
             return checkpoint
-        msg = (
+        raise CheckpointError(
             f"{str(path)!r} is no checkpoint of Lightning: it holds {_held(checkpoint)}. Load weights that something "
             "else saved with `model.load_state_dict(torch.load(path))`."
         )
-        raise CheckpointError(msg)
 
 
 def use_atomic_files(trainer: Trainer) -> None:
@@ -173,14 +169,14 @@ def check_file(path: str | Path) -> None:
     if not _is_local(path):
         return
     if not str(path) or not Path(path).exists():  # '': `ckpt_path="best"` of a ModelCheckpoint that kept none
-        msg = f"There is no checkpoint {str(path)!r} (the current folder is {str(Path.cwd())!r})."
-        raise MissingCheckpointError(msg)
+        raise MissingCheckpointError(
+            f"There is no checkpoint {str(path)!r} (the current folder is {str(Path.cwd())!r})."
+        )
     if Path(path).is_dir():
-        msg = (
+        raise CheckpointError(
             f"The checkpoint {str(path)!r} is a folder, as ModelParallelStrategy writes with a file per process. "
             "Resume it with that strategy, or pass it `save_distributed_checkpoint=False` for one file."
         )
-        raise CheckpointError(msg)
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
@@ -191,8 +187,9 @@ def check_file(path: str | Path) -> None:
     except Exception as error:  # zipfile fails with anything where a field has changed, such as the code of a name
         damage = f"it can't be read ({error})"
     if damage:
-        msg = f"The checkpoint {str(path)!r} is not whole: {damage}. Take an earlier one, or copy it again."
-        raise CheckpointError(msg)
+        raise CheckpointError(
+            f"The checkpoint {str(path)!r} is not whole: {damage}. Take an earlier one, or copy it again."
+        )
 
 
 def _is_local(path: str | Path) -> bool:
@@ -219,15 +216,16 @@ def load_weights(module: nn.Module, path: str | Path) -> Mapping[str, Any]:
         check_file(path)
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except CheckpointError as error:
-        msg = f"{start} {error}"
-        raise type(error)(msg) from error
+        raise type(error)(f"{start} {error}") from error
     except Exception as error:  # torch's readers fail with anything
-        msg = f"{start} {_reason(error)}. Save weights with `torch.save(model.state_dict(), path)`."
-        raise CheckpointError(msg) from error
+        raise CheckpointError(
+            f"{start} {_reason(error)}. Save weights with `torch.save(model.state_dict(), path)`."
+        ) from error
     weights = content.get("state_dict", content) if isinstance(content, dict) else content
     if not isinstance(weights, dict) or not any(isinstance(value, Tensor) for value in weights.values()):
-        msg = f"{start} it holds {_held(content)} instead of weights by name, as `model.state_dict()` does."
-        raise CheckpointError(msg)
+        raise CheckpointError(
+            f"{start} it holds {_held(content)} instead of weights by name, as `model.state_dict()` does."
+        )
     own, tensors = (
         {name: value for name, value in each.items() if isinstance(value, Tensor) and not name.endswith("_extra_state")}
         for each in (module.state_dict(), weights)
@@ -240,8 +238,9 @@ def load_weights(module: nn.Module, path: str | Path) -> Mapping[str, Any]:
     shapes = [name for name in sized if name in found and own[name].shape != found[name].shape]
     if names or shapes:
         what = f"one of them lacks {names[:3]}" if names else f"{shapes[:3]} have other shapes"
-        msg = f"{start} its weights do not fit {type(module).__name__}, {what}. Use the model that wrote the file."
-        raise CheckpointError(msg)
+        raise CheckpointError(
+            f"{start} its weights do not fit {type(module).__name__}, {what}. Use the model that wrote the file."
+        )
     with torch.no_grad():
         assign(own.values(), [found[name] for name in own])
     return content  # type: ignore[no-any-return]  # a dictionary
@@ -256,8 +255,9 @@ def load_state(module: nn.Module, load: Callable[[], Any]) -> Any:
         if not what:
             raise
         shown = what if len(what) < 300 else f"{what[:300]} ..."
-        msg = f"The checkpoint's weights do not fit {type(module).__name__}: {shown} Use the model that wrote it."
-        raise CheckpointError(msg) from error
+        raise CheckpointError(
+            f"The checkpoint's weights do not fit {type(module).__name__}: {shown} Use the model that wrote it."
+        ) from error
 
 
 def own_names(module: nn.Module, state: dict[str, T]) -> dict[str, T]:

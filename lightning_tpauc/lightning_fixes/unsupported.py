@@ -82,8 +82,7 @@ def refuse_unsupported(trainer: Trainer, further: Iterable[Callback] = ()) -> No
     )
     for holds, what, reason in table:
         if holds:
-            msg = f"{what} can't work here: {reason}"
-            raise UnsupportedError(msg)
+            raise UnsupportedError(f"{what} can't work here: {reason}")
     for callback in callbacks:
         if (
             isinstance(callback, (shipped.EarlyStopping, shipped.ModelCheckpoint))
@@ -113,11 +112,10 @@ def refuse_wrong_mode(follower: Any) -> None:
     better = better_mode(follower.monitor) if follower.monitor is not None else None
     if better is not None and follower.mode != better:
         worst = {"max": "smallest", "min": "largest"}[better]
-        msg = (
+        raise ArgumentError(
             f"{type(follower).__name__}(monitor={follower.monitor!r}) has `mode={follower.mode!r}` and would take the "
             f"{worst} value for the best; pass `mode={better!r}`."
         )
-        raise ArgumentError(msg)
 
 
 def log_replicated(module: LightningModule, name: str, value: Tensor, *, prog_bar: bool = False) -> None:
@@ -146,11 +144,10 @@ def refuse_twin(cls: type, what: str) -> None:
     """Raise :class:`UnsupportedError` if a class was made with the other one of Lightning's two packages."""
     twin = _TWINS[_PACKAGE]
     if any(_root(base) == twin for base in cls.__mro__):
-        msg = (
+        raise UnsupportedError(
             f"{what} comes from the package `{twin}`, but TPAUCModule from `{_PACKAGE}`: neither knows the other's "
             f"classes. Import it from `{_PACKAGE}.pytorch`, and nothing from `{twin}`."
         )
-        raise UnsupportedError(msg)
 
 
 def check_order(cls: type, ours: type) -> None:
@@ -158,11 +155,10 @@ def check_order(cls: type, ours: type) -> None:
     refuse_twin(cls, f"A base of {cls.__name__}")
     for base in cls.__mro__[: cls.__mro__.index(ours)]:
         if issubclass(base, LightningModule) and not issubclass(base, ours):
-            msg = (
+            raise UnsupportedError(
                 f"In class {cls.__name__} {base.__name__} comes before {ours.__name__}, so its hooks would stand in "
                 f"place of ours. Put ours in front: class {cls.__name__}({ours.__name__}, {base.__name__})."
             )
-            raise UnsupportedError(msg)
 
 
 def refuse_taken(module: LightningModule, names: Iterable[str]) -> None:
@@ -171,11 +167,10 @@ def refuse_taken(module: LightningModule, names: Iterable[str]) -> None:
     held |= {name for base in type(module).__mro__ if _root(base) != _OURS for name in vars(base)}
     for name in names:
         if name in held:
-            msg = (
+            raise ArgumentError(
                 f"{type(module).__name__} mixes TPAUCModule into a class that has `{name}` already, which would be "
                 "overwritten. Give it another name there."
             )
-            raise ArgumentError(msg)
 
 
 @cache

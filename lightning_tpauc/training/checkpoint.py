@@ -60,11 +60,10 @@ def save(module: ScoringModel, checkpoint: dict[str, Any], trainer: Trainer | No
         # a run that has failed is saved by each rank for itself: others may never come to a collective
         alone = world_size() > 1 and trainer.state.status is TrainerStatus.INTERRUPTED
         if state.phase is Phase.IN_STEP and world_size() > 1 and not alone:
-            msg = (
+            raise CheckpointError(
                 "A checkpoint was asked for amid a training step, where the other ranks can't take part in saving it. "
                 "Save between steps; under SLURM, pass `plugins=[SLURMEnvironment(auto_requeue=False)]`."
             )
-            raise CheckpointError(msg)
         if state.phase is Phase.IN_STEP:
             what = (
                 "This checkpoint is saved amid a training step: a resumed run takes half of it twice, not bit for bit."
@@ -140,11 +139,10 @@ def prepare_loading(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
     trainer = module._trainer
     resumes = trainer is not None and trainer.state.fn == TrainerFn.FITTING
     if entry is None and resumes:
-        msg = (
+        raise CheckpointError(
             "The checkpoint to resume from holds no state of lightning_tpauc: it was saved with save_weights_only=True "
             f"or by another module. {_ANEW}"
         )
-        raise CheckpointError(msg)
     if resumes:
         _check_options(module.hparams, checkpoint.get("hyper_parameters") or {})
     if RECTANGLE in checkpoint:
@@ -162,8 +160,9 @@ def _check_options(given: Mapping[str, Any], written: Mapping[str, Any]) -> None
     for name in ("optimizer", "lr_scheduler") if "_class_path" in given and "_class_path" in written else ():
         before, now = written.get(name), given.get(name)
         if before != now:
-            msg = f"A resumed run goes on with the `{name}` of its checkpoint, {before}, but now it is {now}. {_ANEW}"
-            raise CheckpointError(msg)
+            raise CheckpointError(
+                f"A resumed run goes on with the `{name}` of its checkpoint, {before}, but now it is {now}. {_ANEW}"
+            )
 
 
 def _take_rectangle(module: ScoringModel, checkpoint: dict[str, Any], *, resumes: bool) -> None:
@@ -173,8 +172,9 @@ def _take_rectangle(module: ScoringModel, checkpoint: dict[str, Any], *, resumes
         labels = Labels(**checkpoint[LABELS])
     names = ["one label" if each is None else f"the labels {listed(each.names)}" for each in (labels, known)]
     if names[0] != names[1] and (resumes or known is not None):
-        msg = f"The checkpoint was trained for {names[0]}, but the data have {names[1]}: pass the same columns."
-        raise CheckpointError(msg)
+        raise CheckpointError(
+            f"The checkpoint was trained for {names[0]}, but the data have {names[1]}: pass the same columns."
+        )
     if resumes:
         return
     if module.algorithm_is_default:
@@ -237,8 +237,9 @@ def _check_same_run(written: dict[str, Any], now: dict[str, Any]) -> None:
     for name, present in now.items():
         before = written.get(name)
         if name != "batches" and before != present and "None" not in (before, present):  # loaders have no fingerprint
-            msg = f"The checkpoint was written with another {name}: {before}, but now {present}. {_ANEW}"
-            raise CheckpointError(msg)
+            raise CheckpointError(
+                f"The checkpoint was written with another {name}: {before}, but now {present}. {_ANEW}"
+            )
     before, present = written["batches"] or {}, now["batches"] or {}
     names = ["sampling"] if before.get("sampling") != present.get("sampling") else present  # which has its own sizes
     changes = [f"`{name}` from {before[name]} to {present[name]}" for name in names if before[name] != present[name]]

@@ -135,11 +135,10 @@ def require_agreement(describe: Callable[[], dict[str, Any]]) -> None:
         if other is not None:
             differing.append(f"{name}: {said[0].get(name)} on rank 0, {said[other].get(name)} on rank {other}")
     if differing:
-        msg = (
+        raise ArgumentError(
             f"The processes of this run differ in what they must share: {'; '.join(differing)}. Give all of them the "
             "same data and arguments: seed what is drawn at random, and derive nothing from the rank."
         )
-        raise ArgumentError(msg)
 
 
 def shared_settings(trainer: Trainer, module: ScoringModel) -> dict[str, Any]:

@@ -81,8 +81,7 @@ class DampedAdam(Optimizer):
         _check({**self.defaults, **param_group})
         super().add_param_group(param_group)
         if any(weight.is_complex() for weight in param_group["params"]):
-            msg = "DampedAdam takes real parameters: pass `torch.view_as_real(weight)`."
-            raise ArgumentError(msg)
+            raise ArgumentError("DampedAdam takes real parameters: pass `torch.view_as_real(weight)`.")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a state that was saved or pickled, that of torch's Adam, too."""
@@ -121,8 +120,7 @@ class DampedAdam(Optimizer):
     def _state_of(self, weight: Tensor, capturable: bool) -> dict[str, Tensor]:
         """A parameter's state, named as Adam names it."""
         if weight.grad is not None and weight.grad.is_sparse:
-            msg = "DampedAdam takes dense gradients: build the embedding with `sparse=False`."
-            raise ArgumentError(msg)
+            raise ArgumentError("DampedAdam takes dense gradients: build the embedding with `sparse=False`.")
         state: dict[str, Tensor] = self.state[weight]
         if not state:  # the count is on the host, so that no step waits for the device
             state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device if capturable else None)
@@ -167,11 +165,11 @@ def _check(options: dict[str, Any]) -> None:
     """Raise :class:`ArgumentError` for options that no group can have."""
     lr, betas = options["lr"], options["betas"]
     if isinstance(lr, Tensor) and (lr.ndim or not (lr.is_cpu or options["capturable"])):
-        msg = f"Expected `lr` to be a number or a tensor of shape () on the CPU, or `capturable`, but got {lr!r}."
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"Expected `lr` to be a number or a tensor of shape () on the CPU, or `capturable`, but got {lr!r}."
+        )
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-        msg = f"Expected `betas` to be two numbers, such as (0.9, 0.999), but got {betas!r}."
-        raise ArgumentError(msg)
+        raise ArgumentError(f"Expected `betas` to be two numbers, such as (0.9, 0.999), but got {betas!r}.")
     for beta in betas:
         require_range("betas", beta, 0.0, 1.0, open_high=True)
     if not isinstance(lr, Tensor):
@@ -179,8 +177,9 @@ def _check(options: dict[str, Any]) -> None:
     require_range("eps", options["eps"], 0.0)
     require_range("weight_decay", options["weight_decay"], 0.0)
     if options.get("amsgrad") or (options["weight_decay"] and not options.get("decoupled_weight_decay", True)):
-        msg = "DampedAdam has no `amsgrad`, and its `weight_decay` is AdamW's: load a state without them, or of AdamW."
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            "DampedAdam has no `amsgrad`, and its `weight_decay` is AdamW's: load a state without them, or of AdamW."
+        )
 
 
 def make_optimizer(factory: Any, parameters: list[nn.Parameter], default_lr: float) -> Optimizer:
@@ -190,11 +189,10 @@ def make_optimizer(factory: Any, parameters: list[nn.Parameter], default_lr: flo
     optimizer = factory(parameters) if callable(factory) else factory
     if not callable(factory) or not isinstance(optimizer, Optimizer):
         got = " ".join(repr(optimizer).split())  # torch shows an optimizer on twenty lines
-        msg = (
+        raise ArgumentError(
             "Expected `optimizer` to map parameters to one torch.optim.Optimizer, such as "
             f"`lambda p: torch.optim.SGD(p, lr=0.1)`, but got {got}."
         )
-        raise ArgumentError(msg)
     return optimizer
 
 
@@ -328,11 +326,10 @@ def prepare_schedulers(trainer: Trainer) -> None:
         group.setdefault("initial_lr", float(group["lr"]))
     for config in _plateaus(trainer):
         if getattr(config.scheduler, "monitor", None) is None:
-            msg = (
+            raise ArgumentError(
                 "Lightning drops what a ReduceLROnPlateau follows under manual optimization: set it on the scheduler "
                 "in `configure_optimizers`, `scheduler.monitor = 'val/tpauc'`."
             )
-            raise ArgumentError(msg)
 
 
 def step_plateau_schedulers(
@@ -376,8 +373,7 @@ def _refuse_missing(trainer: Trainer, scheduler: Any) -> None:
     validated = due or not trainer.enable_validation or "val/tpauc" in logged
     if scheduler.monitor in logged or not validated:
         return
-    msg = (
+    raise ArgumentError(
         f"ReduceLROnPlateau follows {scheduler.monitor!r}, which nothing has logged. Set `monitor` to one of "
         f"{sorted(logged)}, or log it before a module's own `on_train_epoch_end`, which comes too late."
     )
-    raise ArgumentError(msg)

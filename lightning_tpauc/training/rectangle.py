@@ -174,11 +174,10 @@ def score_training_set(module: ScoringModel) -> list[TrainingScores] | None:
         if module.algorithm.starts_from_batch:
             return None
         _check_first_batch(module.trainer)
-        msg = (
+        raise ArgumentError(
             "The exact dual variables are solved from the scores of the training set, which only a PosNegDataModule "
             "can go through: train with one, or set `dual_init='zeros'` (and `stage_restart='ones'` in stages)."
         )
-        raise ArgumentError(msg)
     together = [_score_examples(module, loader) for loader in datamodule.scoring_dataloaders()]
     of_labels = [together] if module._num_labels is None else datamodule.scores_of_tasks(*together)
     return [TrainingScores(*scores) for scores in of_labels]
@@ -195,8 +194,7 @@ def _score_examples(module: ScoringModel, loader: EvalLoader | ScoredStream) -> 
             scores.append(module.algorithm_scores(batch.inputs))
             ids.append(batch.example_id)
             if not bool(scores[-1].isfinite().all()) and (columns := columns_not_finite(batch.inputs, module)):
-                msg = f"The training set can't be scored: {columns}"
-                raise NonFiniteError(msg)
+                raise NonFiniteError(f"The training set can't be scored: {columns}")
     joint = gather_objects((torch.cat(ids).cpu(), torch.cat(scores).cpu()))
     all_ids, all_scores = (torch.cat(parts).to(module.device) for parts in zip(*joint, strict=True))
     real = all_ids >= 0
@@ -213,16 +211,16 @@ def count_positives(trainer: Trainer, given: int | Sequence[int] | None, owner: 
     asked = tuple(given) if isinstance(given, Sequence) else given
     if asked is None and found is None:
         _check_first_batch(trainer)
-        msg = (
+        raise ArgumentError(
             "The number of training positives is unknown: train with a PosNegDataModule, or pass `num_positives` "
             f"to {owner}."
         )
-        raise ArgumentError(msg)
     if found is None:
         return asked  # type: ignore[return-value]  # one of them is known
     if asked not in (None, found):
-        msg = f"`num_positives={asked}` of {owner} contradicts the data, which have {found}. Leave it out."
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"`num_positives={asked}` of {owner} contradicts the data, which have {found}. Leave it out."
+        )
     return found
 
 

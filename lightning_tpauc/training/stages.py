@@ -122,8 +122,7 @@ class StageCallback(Callback):
         """
         first = self.every_n_steps if self.every_n_steps is not None else self.every_n_epochs * steps_per_epoch
         if math.isinf(first):
-            msg = "An epoch of this training data has no length: set `every_n_steps` of StageCallback."
-            raise ArgumentError(msg)
+            raise ArgumentError("An epoch of this training data has no length: set `every_n_steps` of StageCallback.")
         return max(1, round(first * self.growth**stage))
 
     # ---------------------------------------------------------------- hooks
@@ -207,11 +206,10 @@ class StageCallback(Callback):
         state = module.training_state
         taken = state.batches_seen - self._batches_before
         if taken != 1:
-            msg = (
+            raise UnsupportedError(
                 f"{type(module).training_step.__qualname__} took {taken} steps for a batch: it must call "
                 "`super().training_step(batch, batch_idx)` once."
             )
-            raise UnsupportedError(msg)
         if state.batches_seen == 1:
             guards.advise(guards.uneven_columns(batch.inputs, module))
         if module.algorithm.has_stages:
@@ -402,12 +400,11 @@ class FiniteGuard(Callback):
         if state.step_skipped:
             self._skipped += 1
             if self._skipped >= _MOST_SKIPPED:
-                msg = (
+                raise NonFiniteError(
                     f"Not finite after {state.batches_seen} steps: the gradient scaler skipped {_MOST_SKIPPED} steps "
                     "in a row, so the gradients are infinite or nan at any scale. Look for such numbers in the inputs, "
                     "or train with precision='bf16-mixed', which has the range of float32."
                 )
-                raise NonFiniteError(msg)
             return
         self._skipped = 0
         total: Tensor = state.step_loss + pl_module.algorithm.scalar_sum()  # finite only if both are
@@ -459,11 +456,10 @@ def _require_one_optimizer(trainer: Trainer) -> None:
     given = [o for o in trainer.optimizers if o.param_groups]  # Lightning puts one without parameters in place of None
     if len(given) != 1:
         names = ", ".join(type(optimizer).__name__ for optimizer in given) or "none"
-        msg = (
+        raise UnsupportedError(
             "Expected `configure_optimizers` to return exactly one optimizer: global_step counts every optimizer's "
             f"step. Got {len(given)} ({names}). Give one optimizer all parameters, in groups."
         )
-        raise UnsupportedError(msg)
 
 
 def _give_shapes(trainer: Trainer, module: ScoringModel) -> None:

@@ -403,11 +403,10 @@ class TrainingState:
         average = self.average
         for name in ("anchor", "mean") if average is not None else ():
             if [t.shape for t in getattr(average, name)] != [t.shape for t in state["average"][name]]:
-                msg = (
+                raise CheckpointError(
                     "The checkpoint's run kept other anchors and averages: `gamma` was changed between infinity "
                     "(STACO1) and a number (STACO2), or what is trained was. Restore it."
                 )
-                raise CheckpointError(msg)
         for name in _PARTS:
             if getattr(self, name) is not None and name in state:
                 read(getattr(self, name), state[name])
