@@ -235,8 +235,9 @@ class Comparison:
                 done = len(cells) - len(missing)
                 for _ in tqdm(self._train(missing), "training", len(cells), initial=done, smoothing=0):
                     pass
+            results = self._results()  # which adds a note
             notes = [*self._notes, *self.setup.notes()]
-            return write_report(self._results(), self._folder, self._repetitions(), self.trials, notes)
+            return write_report(results, self._folder, self._repetitions(), self.trials, notes)
 
     # ---------------------------------------------------------------- what is to be done
 

@@ -556,6 +556,7 @@ def test_the_report_says_what_the_means_are_of(finished_labels):
     found = report.results
     means = {name: np.mean([run.validation[0] for run in found.runs[name]]) for name in found.runs if name != "STACO"}
     assert found.baseline == max(means, key=means.get)
+    assert f"- The baseline, {found.baseline}, validates best of cross-entropy, balanced cross-entropy, " in report.text
     shown = [re.split("  +", line) for line in report.text.splitlines()]
     tables = [row for row in shown if len(row) > 4]
     assert [row[0] for row in tables] == ["method", *report.results.runs, "label", *NAMES]
