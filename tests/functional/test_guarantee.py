@@ -58,8 +58,8 @@ CELLS = [
     *(("normal", 100, n, 0.0, 0.02, "max_sensitivity") for n in (200, 2000)),
     *(("normal", n, 200, 0.9, 1.0, "max_specificity") for n in (50, 100, 200, 1000)),
     *((kind, 100, 200, 0.9, 1.0, "max_specificity") for kind in SCORES if kind != "normal"),
-    *((kind, 200, 500, 0.7, 0.3, "youden") for kind in SCORES),
-    ("ties", 200, 500, 0.7, 0.3, "max_sensitivity"),
+    *(("normal", 200, 500, 0.85, 0.15, criterion) for criterion in ("youden", "max_sensitivity", "max_specificity")),
+    *((kind, 200, 500, 0.7, 0.1, "max_sensitivity") for kind in SCORES if kind != "normal"),
 ]
 
 
