@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -86,7 +87,8 @@ class TPAUCLoss(nn.Module):
         self.num_labels, self.gather = int(num_labels), gather
         self._progress: float | None = None
         self._looked = False
-        self.algorithm.setup([1] * self.num_labels)  # nothing is kept for a positive
+        self._of_one = copy.deepcopy(self.algorithm)
+        self._prepare()
         for name in self.algorithm.state_specs:
             self.register_buffer(name, getattr(self.algorithm, name))
         self.register_buffer("tightness", torch.ones(()))
@@ -125,16 +127,24 @@ class TPAUCLoss(nn.Module):
     def _step(self, scores: Tensor, masks: TaskMasks) -> Tensor:
         if not scores.numel():
             return scores.sum()
-        algorithm = self.algorithm
+        # of one label a CPU selects the scores; elsewhere their number would have to come from the device
+        selects = self.num_labels == 1 and scores.device.type == "cpu" and not torch.compiler.is_compiling()
+        algorithm = self._of_one if selects else self.algorithm
         before = {name: getattr(self, name) for name in algorithm.state_specs}
         for name, value in before.items():
-            setattr(algorithm, name, value.clone())
-        # on the device, so that no step has to send them there
-        tightness, low, high = self.tightness.to(widest_float(scores.device)), algorithm.min_tpr, algorithm.max_fpr
-        thetas = torch.stack([1.0 - tightness * low, 1.0 - tightness * (1.0 - high)])
-        algorithm.of_tasks["thetas"] = thetas.unsqueeze(-1).expand(2, self.num_labels)
-        index = torch.zeros_like(masks.pos, dtype=torch.int64)
-        loss = algorithm.joint_loss(scores, scores, scores, index, masks)
+            setattr(algorithm, name, (value[0] if selects else value).clone())
+        if selects:
+            pos, neg = scores[masks.pos], scores[masks.neg]
+            if not pos.numel() or not neg.numel():
+                return scores[:, :0].sum()
+            algorithm.tightness = self.tightness.item()
+            loss = algorithm.step(pos, neg, neg, torch.zeros_like(pos, dtype=torch.int64))
+        else:
+            tightness, low, high = self.tightness.to(widest_float(scores.device)), algorithm.min_tpr, algorithm.max_fpr
+            thetas = torch.stack([1.0 - tightness * low, 1.0 - tightness * (1.0 - high)])
+            algorithm.of_tasks["thetas"] = thetas.unsqueeze(-1).expand(2, self.num_labels)
+            index = torch.zeros_like(masks.pos, dtype=torch.int64)
+            loss = algorithm.joint_loss(scores, scores, scores, index, masks)
         if self.training and torch.is_grad_enabled():
             finite = (loss.detach() + algorithm.scalar_sum()).isfinite()  # half precision may overflow in a step
             for name, value in before.items():
@@ -191,5 +201,9 @@ class TPAUCLoss(nn.Module):
             if moved.dtype in (torch.float16, torch.bfloat16):
                 setattr(self, name, value.to(moved.device))
         unit = self.get_buffer("loss_unit")
-        self.algorithm.setup([1] * self.num_labels, device=unit.device, dtype=unit.dtype)
+        self._prepare(device=unit.device, dtype=unit.dtype)
         return self
+
+    def _prepare(self, **how: Any) -> None:
+        self.algorithm.setup([1] * self.num_labels, **how)  # nothing is kept for a positive
+        self._of_one.setup(1, **how)
