@@ -563,6 +563,10 @@ class Examples:
         given = getattr(self.given, argument)
         return isinstance(given, str) and stored_values(self.dataset, [given]) is None
 
+    def lacks(self, argument: str) -> bool:
+        """Whether neither the data set nor its first item has what an argument names."""
+        return self.is_searched(argument) and entry_of(self._item(0), [getattr(self.given, argument)]) is NOTHING
+
     @cached_property
     def groups(self) -> Indices | None:
         """The number of each row's group; ``None`` without groups."""

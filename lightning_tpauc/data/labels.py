@@ -39,8 +39,7 @@ def find_targets(dataset: Any, targets: Any = None, name: str = "train_dataset")
     4. the last tensor of a ``TensorDataset``;
     5. the labels of all items, read in one pass with a progress bar.
 
-    A function as ``targets`` makes the label of each of those that 3 to 5 find. The data sets inside
-    :class:`~torch.utils.data.Subset` and :class:`~torch.utils.data.ConcatDataset` are searched, too.
+    A function as ``targets`` makes the label of each of those that 3 to 5 find. Data sets inside others are searched.
 
     Returns:
         int8 array ``(n,)`` of 0 and 1, or ``(n, K)`` of 0, 1 and -1; see :func:`binary_labels`.

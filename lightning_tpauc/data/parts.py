@@ -156,19 +156,11 @@ class PreparedData:
             rows, labels = np.arange(len(examples)), examples.labels
         ids, entries = examples.ids(search=False), examples.entries._replace(known=names_in(known, "keys"))
         ids = np.arange(len(examples)) if splits and ids is None else ids
-        groups = None if part == "val" and not splits and examples.is_searched("groups") else self._groups(examples)
+        # nothing is chosen by the groups of a test set, which may lack them, and validation needs none
+        absent = {"val": examples.is_searched, "test": examples.lacks}.get(examples.part, lambda _: False)("groups")
+        groups = None if absent else examples.groups
         named = [None if values is None else values[rows] for values in (ids, groups)]
         return EvaluatedPart(getattr(self.datasets, examples.part), rows, labels[rows], entries, *named)
-
-    @staticmethod
-    def _groups(examples: Examples) -> NDArray[np.int64] | None:
-        """The groups of a part; a test set may lack what ``groups`` names, which nothing is chosen by."""
-        try:
-            return examples.groups
-        except DataError:
-            if examples.part not in ("val", "test"):
-                raise
-            return None
 
     def _refuse_other_labels(self, part: Examples) -> None:
         """Raise :class:`DataError` if a part is judged by other labels than those that train, or in another order."""

@@ -103,6 +103,13 @@ def test_a_calibration_set_without_the_groups_is_refused_and_a_test_set_has_none
         data.calibration_dataloader()
 
 
+def test_a_test_set_in_which_a_group_is_missing_is_refused():
+    some = table(slice(300, 400)).assign(who=[None, *["P1"] * 99])
+    data = ready(table(slice(300)), targets="died", groups="who", test_dataset=some)
+    with pytest.raises(DataError, match="`groups` has no value for row 0"):
+        data.test_dataloader()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
