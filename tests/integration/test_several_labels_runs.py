@@ -18,7 +18,7 @@ from lightning_tpauc import (
     StageCallback,
     TPAUCModule,
 )
-from lightning_tpauc.algorithms import AUCM, PAUCI, SONX, SOTA, STACO, CrossEntropy
+from lightning_tpauc.algorithms import AUCM, PAUCI, SONX, STACO, CrossEntropy
 from lightning_tpauc.errors import ArgumentError, CheckpointError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.functional import exact_duals, two_way_partial_auroc
 from tests.helpers.problems import make_trainer
@@ -95,10 +95,8 @@ def test_the_start_is_exact_for_each_label():
 
 
 METHODS = {
-    "STACO1": lambda: STACO(0.4, 0.6, duals="per_positive"),
     "STACO2": lambda: STACO(0.4, 0.6, duals="per_positive", gamma=5.0, share_negatives=False),
     "tracked": lambda: STACO(0.4, 0.6),
-    "SOTA": lambda: SOTA(0.4, 0.6),
     "balanced": lambda: CrossEntropy(0.4, 0.6, balanced=True),
 }
 
@@ -170,7 +168,7 @@ class Dump(Callback):
 
 
 @pytest.mark.ddp
-@pytest.mark.parametrize("method", ["STACO1", "STACO2", "balanced"])
+@pytest.mark.parametrize("method", ["STACO2", "balanced"])
 def test_two_processes_reproduce_one(tmp_path, method):
     for world in (1, 2):
         torch.manual_seed(0)

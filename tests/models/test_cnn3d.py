@@ -11,15 +11,6 @@ def test_one_score_per_volume_of_any_size(shape):
     assert CNN3D().eval()(torch.rand(3, 1, *shape)).shape == (3,)
 
 
-def test_first_block_already_halves_the_volume():
-    torch.manual_seed(0)
-    model, sizes = CNN3D(channels=(2, 3, 4, 5)).eval(), []
-    for block in model.blocks:
-        block.register_forward_hook(lambda module, inputs, output: sizes.append(output.shape[2:]))
-    model(torch.rand(1, 1, 28, 28, 28))
-    assert [size[0] for size in sizes[::3]] == [14, 7, 4, 2]
-
-
 def test_number_of_parameters():
     expected = sum(27 * a * b + 2 * b for a, b in [(1, 8), (8, 16), (16, 32), (32, 64)]) + 65
     assert count_parameters(CNN3D()) == expected

@@ -1,6 +1,5 @@
 """Training leaves the weights that validated best, also after a kill."""
 
-import math
 import warnings
 
 import pytest
@@ -10,18 +9,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
-from lightning_tpauc.training.state import BestWeights
 from tests.helpers.problems import bare_trainer, noisy_labels
-
-
-def test_keeps_the_best_and_not_a_later_one_that_is_worse_or_nan():
-    weight = torch.zeros(2)
-    best = BestWeights([weight])
-    for step, (value, fill) in enumerate([(0.1, 1.0), (0.5, 2.0), (0.4, 3.0), (math.nan, 4.0), (0.5, 5.0)]):
-        weight.fill_(fill)
-        best.offer(value, 0.5, step)
-    assert (best.value, best.step) == ((0.5, 0.5), 1)
-    assert best.weights[0].tolist() == [2.0, 2.0]
 
 
 class Recorder(Callback):
@@ -43,12 +31,12 @@ def problem():
     return PosNegDataModule(noisy_labels(160, 30, 1.5, 1.2, seed=2), num_pos=8, num_neg=24, val_fraction=0.4), net
 
 
-def train(algorithm, recorder, keep_best=True, max_epochs=12, ckpt_path=None, **kwargs):
+def train(algorithm, recorder, keep_best=True, max_epochs=12):
     data, net = problem()
     module = TPAUCModule(net, algorithm, lambda p: torch.optim.Adam(p, lr=0.05))
     callbacks = [StageCallback(keep_best=keep_best), recorder]
     trainer = bare_trainer(max_epochs=max_epochs, callbacks=callbacks, num_sanity_val_steps=0)
-    trainer.fit(module, data, ckpt_path=ckpt_path)
+    trainer.fit(module, data)
     return trainer, module, data
 
 
