@@ -1,5 +1,7 @@
 """Functions and metrics take what holds numbers: tensors, arrays, lists and pandas give one value."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -23,7 +25,7 @@ def pandas(tensor, dtype=None):
 
 KINDS = {
     "array": torch.Tensor.numpy,
-    "float32 labels": lambda t: t.numpy() if t.is_floating_point() else t.float().numpy(),
+    "big-endian floats": lambda t: t.numpy().astype(">f8"),
     "list": torch.Tensor.tolist,
     "tuple": lambda t: tuple(t.tolist()),
     "pandas": pandas,
@@ -31,27 +33,14 @@ KINDS = {
 }
 
 
-def metric(made):
-    def value(*arguments):
-        made.reset()
-        made.update(*arguments)
-        return made.compute()
-
-    return value
-
-
-several = {"task": "multiclass", "num_classes": 3, "average": None}
+area = functional.two_way_partial_auroc
+several: Any = {"task": "multiclass", "num_classes": 3, "average": None}
 CALLS = {
-    "two_way_partial_auroc": (functional.two_way_partial_auroc, SCORES, LABELS),
-    "of classes": (lambda p, t: functional.two_way_partial_auroc(p, t, **several), COLUMNS, CLASSES),
-    "weighted": (
-        lambda p, t, w: functional.two_way_partial_auroc(p, t, sample_weight=w),
-        SCORES,
-        LABELS,
-        COLUMNS[:, 0],
-    ),
-    "bootstrap_interval": (
-        lambda p, t, g: functional.bootstrap_interval(p, t, num_resamples=20, groups=g),
+    "two_way_partial_auroc": (area, SCORES, LABELS),
+    "of classes": (lambda p, t: area(p, t, **several), COLUMNS, CLASSES),
+    "weighted": (lambda p, t, w: area(p, t, sample_weight=w), SCORES, LABELS, COLUMNS[:, 0]),
+    "of groups": (
+        lambda p, t, g: functional.bootstrap_interval(p, t, num_resamples=9, groups=g),
         SCORES,
         LABELS,
         GROUPS,
@@ -68,9 +57,9 @@ CALLS = {
     "tpauc_objective": (functional.tpauc_objective, POS, NEG),
     "objective_ratio": (functional.objective_ratio, POS, NEG),
     "pairwise_terms": (functional.pairwise_terms, POS, NEG, torch.zeros_like(POS)),
-    "TwoWayPartialAUROC": (metric(TwoWayPartialAUROC()), SCORES, LABELS),
-    "TwoWayPartialAUROC of classes": (metric(TwoWayPartialAUROC(**several)), COLUMNS, CLASSES),
-    "ExactObjective": (metric(ExactObjective()), SCORES, LABELS),
+    "TwoWayPartialAUROC": (TwoWayPartialAUROC(), SCORES, LABELS),
+    "TwoWayPartialAUROC of classes": (TwoWayPartialAUROC(**several), COLUMNS, CLASSES),
+    "ExactObjective": (ExactObjective(), SCORES, LABELS),
 }
 
 

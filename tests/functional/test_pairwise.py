@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -150,14 +149,6 @@ def test_a_broken_score_spoils_the_value(name, method, broken):
     assert not value.isfinite() or (broken == math.inf and name in BOUNDED)  # no pair costs more than 1
     value = weighted_sum(neg, pos, *draw(6, 5)[2:], name, method)
     assert not value.isfinite() or (broken == math.inf and name not in {"square"})  # an infinite positive costs nothing
-
-
-@pytest.mark.parametrize("kind", [list, np.asarray, lambda x: np.asarray(x, dtype=">f8")], ids=["list", "array", ">f8"])
-def test_arrays_and_lists_are_taken_as_tensors_are(kind):
-    args = [x.tolist() for x in draw(7, 9)]
-    expected = terms_of([torch.tensor(x, dtype=torch.float64) for x in args], "hinge")
-    for found, value in zip(terms_of([kind(x) for x in args], "hinge"), expected, strict=True):
-        assert torch.equal(found, value)
 
 
 # ---------------------------------------------------------------- gradients
