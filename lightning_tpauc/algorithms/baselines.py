@@ -21,7 +21,7 @@ class CrossEntropy(Algorithm):
     Scores are **logits**: leave out any sigmoid. By default batches are drawn uniformly from the whole training set
     (``sampling == "uniform"``), as in the usual classification recipe, so a batch may lack positives. The
     class-balanced variant draws positives and negatives apart and gives each class the weight 1/2; it is another method
-    and has to be named as such in a comparison. The model is the average of the late iterates, as :class:`STACO`'s is:
+    and has to be named as such in a comparison. The model is the average of the late weights, as :class:`STACO`'s is:
     that alone often brings most of what a partial-AUC loss seems to bring. The method has no state. Compare with a
     learning rate tuned over a grid whose best value is not at its edge: an undertrained cross-entropy looks far worse
     than it is.
@@ -31,7 +31,7 @@ class CrossEntropy(Algorithm):
         max_fpr: upper bound of the false positive rate, in (0, 1]; only reported on, the loss ignores it.
         balanced: draw class-balanced batches.
         pos_weight: :math:`\omega`, factor of each positive's term, above 0.
-        average: whether the model is the average of the iterates; else it is the last one, or the one that validated
+        average: whether the model is the average of the weights; else it is the last one, or the one that validated
             best.
 
     Raises:
