@@ -54,6 +54,7 @@ def test_it_is_staco_of_each_label(surrogate, labels, size):
         ours, theirs = (scores.clone().requires_grad_() for _ in range(2))
         loss.progress = step / 11
         value = loss(ours, target)
+        value *= 1.0  # in place, as some loops do
         value.backward()
         parts = []
         for k, algorithm in enumerate(each):
