@@ -189,7 +189,7 @@ precision 0.882 (0.725 to 0.967), with exact 95% intervals.
         asked = dict(zip(signs, choice.rectangle, strict=True))
         said = {name: f"{sign}{asked[name]:g}" for name, sign in signs.items() if 0 < asked[name] < 1}
         kept, lost = ([said[name] for name in said if (name in used.guaranteed) == held] for held in (True, False))
-        if not kept or not self.held_out:
+        if choice.too_few or self.confidence is None or not self.held_out or not said:
             claim = f"No guarantee for new examples{f': {choice.too_few}' if choice.too_few else '.'}"
             if not self.held_out and self.confidence is not None:
                 claim += (
@@ -197,14 +197,14 @@ precision 0.882 (0.725 to 0.967), with exact 95% intervals.
                     "`PosNegDataModule(calibration_fraction=0.2)`."
                 )
         else:
-            claim = f"{' and '.join(kept)} for new examples at {100 * (self.confidence or 0):g}% confidence."
-            claim += f" No guarantee of {' and '.join(lost)}: ask for less, or take more examples." if lost else ""
+            claim = f"{' and '.join(kept)} for new examples at {100 * self.confidence:g}% confidence. " if kept else ""
+            claim += f"No guarantee of {' and '.join(lost)}: ask for less, or take more examples. " if lost else ""
         if plain is not None and plain[1:3] != used[1:3]:
-            claim += (
-                f" The room for new examples costs: sensitivity {used.sensitivity:.3f} instead of "
+            claim = (
+                f"{claim.strip()} The room for new examples costs: sensitivity {used.sensitivity:.3f} instead of "
                 f"{plain.sensitivity:.3f}, FPR {1 - used.specificity:.3f} instead of {1 - plain.specificity:.3f}."
             )
-        return claim
+        return claim.strip()
 
     def to_json(self) -> str:
         """All of it as text, for the metadata of an exported model; :meth:`from_dict` reads what it parses to."""

@@ -105,13 +105,18 @@ def test_a_run_says_what_its_threshold_does_and_what_it_costs(caplog):
         ),
         ({"calibration_fraction": None}, None, "No guarantee for new examples."),
         ({"calibration_fraction": 0.01}, 0.95, "No guarantee for new examples: FPR <= 0.2 at 95% confidence takes 17"),
+        (
+            {"calibration_fraction": 0.02},
+            0.95,
+            "TPR >= 0.3 for new examples at 95% confidence. No guarantee of FPR <= 0.2: ask for less",
+        ),
     ],
 )
-def test_otherwise_nothing_is_guaranteed(parts, confidence, words, caplog):
+def test_otherwise_less_is_guaranteed_or_nothing(parts, confidence, words, caplog):
     _, module, _ = fit(DecisionThreshold(confidence=confidence), data=make_data(**parts))
     (said,) = [r.message for r in caplog.records if r.message.startswith("Threshold ")]
     assert said.split("\n")[1].startswith(words)
-    assert module.operating_point.decisions.guaranteed == ()
+    assert module.operating_point.decisions.guaranteed == (("min_tpr",) if words.startswith("TPR") else ())
     assert module.threshold is not None
 
 
