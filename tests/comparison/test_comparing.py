@@ -695,6 +695,9 @@ def test_the_command(config, tmp_path, capsys):
     assert not (tmp_path / "lightning_logs").exists()
     main([*words, "--model.rectangles", "[[0.25, 0.75]]"])  # nothing is left to do
     assert capsys.readouterr().out == printed
+    given = ["--model.rectangles", "[[0.25, 0.75]]", "--others"]
+    main([*words, *given, f'{{"theirs": "{write_scores(tmp_path / "theirs.csv", [0.5] * 450)}"}}'])
+    assert "STACO against theirs, TPR >= 0.5, FPR <= 0.5: provisional (" in capsys.readouterr().out
     main([*words, "--data.positive_digit", "3"])
     assert count() == 4
     for rate in ("0.1", "0.2", "0.2"):

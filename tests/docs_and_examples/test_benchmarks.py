@@ -1,10 +1,16 @@
 """Benchmarks keep up with the package: each can be imported and says how to run it."""
 
 import importlib
+import math
+from itertools import islice
 
 import pytest
+import torch
 
+from benchmarks import regimes
+from lightning_tpauc import DampedAdam
 from tests.helpers.paths import ROOT
+from tests.reference.averages import polynomial_mean
 
 NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem != "common")
 
@@ -22,3 +28,44 @@ def test_each_says_how_it_runs(name, capsys):
 def test_the_table_of_results_names_them_all():
     text = (ROOT / "benchmarks" / "README.md").read_text()
     assert [name for name in NAMES if f"`{name}`" not in text and f"`{name}.py`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        regimes.Variant("cross-entropy", 0.01),
+        regimes.Variant("balanced", 0.03, damping=3.0),
+        regimes.Variant("focal", 0.01),
+        regimes.Variant("logit adjustment", 0.003, damping=3.0, decay=0.1),
+    ],
+    ids=lambda variant: variant.loss,
+)
+def test_a_stack_of_networks_trains_as_each_by_itself(variant):
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(300, 5, generator=generator), (torch.rand(300, generator=generator) < 0.3).long()
+    net = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.ReLU(), torch.nn.Linear(6, 1))
+    stack = regimes.Stack(net, [regimes.Variant("focal", 0.1), variant], 0.3)
+    matrices, vectors = ([p for p in net.parameters() if (p.ndim > 1) == wanted] for wanted in (True, False))
+    groups = [{"params": matrices, "weight_decay": variant.decay}, {"params": vectors}]
+    optimizer = torch.optim.Adam(net.parameters()) if variant.damping == 1 else DampedAdam(groups)
+    iterates = []
+    for step, (uniform, balanced) in enumerate(islice(regimes.batches(y, 0), 30), 1):
+        stack.step((x[uniform], y[uniform]), (x[balanced], y[balanced]), warmup=5)
+        rows = balanced if variant.loss == "balanced" else uniform
+        scores, target = net(x[rows]).squeeze(1), y[rows].float()
+        prior = math.log(0.3 / 0.7) if variant.loss == "logit adjustment" else 0.0
+        weight = target / target.mean() / 2 + (1 - target) / (1 - target).mean() / 2
+        weight = weight if variant.loss == "balanced" else torch.ones(len(target))
+        if variant.loss == "focal":
+            weight = (target - scores.sigmoid()).square()
+        losses = torch.nn.functional.binary_cross_entropy_with_logits(scores + prior, target, reduction="none")
+        for group in optimizer.param_groups:
+            group["lr"] = variant.rate * min(1, step / 5)
+        optimizer.zero_grad()
+        (weight * losses).mean().backward()
+        optimizer.step()
+        iterates.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    for weights, expected in ((stack.weights, iterates[-1]), (stack.average, polynomial_mean(iterates))):
+        torch.testing.assert_close(
+            torch.cat([w[1].detach().flatten() for w in weights]), expected, rtol=1e-4, atol=1e-5
+        )
