@@ -610,12 +610,7 @@ class Examples:
             left = [repr(self.dataset.columns[k]) if self.dataset.columns else f"Column {k}" for k in alike]
         elif x is None and isinstance(self._item(some[0]), Mapping):
             items = [without(self._item(row), self.entries.named) for row in some]
-            alike = [
-                key
-                for key in items[0]
-                if all(same_numbers(i.get(key), y) for i, y in zip(items, labels[some], strict=True))
-            ]
-            left = [repr(key) for key in alike]
+            left = [repr(key) for key in items[0] if same_numbers([i.get(key) for i in items], labels[some])]
         if left:
             msg = (
                 f"{left[0]} in `{self.name}` equals the labels, and would be an input of the model. Name it as "
@@ -658,20 +653,13 @@ def fetcher_for(dataset: Any, seed: int = 0, collate_fn: Any = None, entries: En
         arrays = [ArrayDataset(tensor, None) for tensor in (inner.tensors[:-1] if ends else inner.tensors)]
     if arrays is None or collate_fn is not None:
         return ItemFetcher(dataset, seed, collate_fn, entries)
-    # `rows` has left out labels in the usual places
-    return partial(_fetch_arrays, arrays, indices, entries.others.union(entries.label or ()))
+    return partial(_fetch_arrays, arrays, indices)
 
 
-def _fetch_arrays(
-    arrays: Sequence[ArrayDataset],
-    indices: Indices | None,
-    named: frozenset[str],
-    rows: Indices,
-    step: int,  # noqa: ARG001  # one signature for all fetchers
-) -> Any:
-    """Rows of one array, or a tuple of rows of several arrays."""
+def _fetch_arrays(arrays: Sequence[ArrayDataset], indices: Indices | None, rows: Indices, step: int) -> Any:  # noqa: ARG001
+    """Rows of one array, or a tuple of rows of several arrays; they are the same in every step."""
     found = [array.rows(rows if indices is None else indices[rows]) for array in arrays]
-    return without(found[0], named) if len(found) == 1 else tuple(found)
+    return found[0] if len(found) == 1 else tuple(found)
 
 
 class ItemFetcher:

@@ -261,9 +261,8 @@ def content_digest(*values: Any) -> str:
 def _add(digest: Any, value: Any, reseed: Callable[[int], None]) -> None:
     digest.update(f"|{type(value).__qualname__}:".encode())
     if isinstance(value, Tensor):
-        digest.update(f"{value.dtype}".encode())
-        dense = value.detach().cpu().to_dense().contiguous()
-        value = dense.view(torch.uint8).numpy() if dense.ndim else dense.reshape(1).view(torch.uint8).numpy()
+        digest.update(f"{tuple(value.shape)}{value.dtype}".encode())
+        value = value.detach().cpu().to_dense().contiguous().flatten().view(torch.uint8).numpy()  # NumPy lacks dtypes
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         digest.update(f"{value.shape}{value.dtype.str}".encode())
         digest.update(np.ascontiguousarray(value).view(np.uint8).data if value.size else b"")
