@@ -3,8 +3,6 @@
 Names are imported when they are first used, so that ``import lightning_tpauc`` costs nothing.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -94,8 +92,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"lightning_tpauc.{name}")
     if name in __all__:
         return getattr(importlib.import_module(f"lightning_tpauc.{_HOME.get(name, 'data')}"), name)
-    msg = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(msg)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,5 @@
 """What the reader of a published model has to know: data, rectangle, threshold, and what was reached."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -61,11 +61,10 @@ def starts_processes(trainer: Trainer) -> bool:
 def split_scores(scores: Tensor, sizes: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
     """Cut joint scores into positives, negatives and dual negatives; :class:`ArgumentError` if they are too few."""
     if scores.ndim != 1 or scores.numel() != sum(sizes):
-        msg = (
+        raise ArgumentError(
             f"Expected one score per example, shape ({sum(sizes)},) for {sizes[0]} positives, {sizes[1]} negatives and "
             f"{sizes[2]} dual negatives, but `forward` returned shape {tuple(scores.shape)}."
         )
-        raise ArgumentError(msg)
     pos, neg, dual = scores.split_with_sizes(sizes)  # what Tensor.split calls after looking at its arguments
     return pos, neg, dual
 
@@ -90,11 +89,10 @@ def gather_scores(
     sizes = pos.shape[-1], neg.shape[-1], dual.shape[-1]
     shares = tuple(gather_objects(sizes)) if shares is None else shares
     if len(shares) != world or shares[rank()] != sizes:
-        msg = (
+        raise ArgumentError(
             f"Expected `shares` to hold the sizes of {world} ranks with {sizes} at rank {rank()}, but got {shares}: "
             "the batch was made for another number of processes. Build its loader after the process group."
         )
-        raise ArgumentError(msg)
     # an example's scores lie together, so that those of all tasks are cut like those of one
     scores = torch.cat([pos, neg, dual], -1).movedim(-1, 0)
     places = torch.cat([index, index.new_zeros(*index.shape[:-1], sizes[1] + sizes[2])], -1)

@@ -159,13 +159,13 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         grouped = None if groups is None else as_groups(column_or_1d(groups))
         check_consistent_length(X, weights, grouped)
         if not weights.any():
-            msg = "Expected `sample_weight` to be above 0 for some rows, but the weights of all rows are zero."
-            raise DataError(msg)
+            raise DataError(
+                "Expected `sample_weight` to be above 0 for some rows, but the weights of all rows are zero."
+            )
         X, y, weights, grouped = _ordered(X, y, weights, grouped)
         self.classes_ = np.unique(y)
         if len(self.classes_) == 1:
-            msg = f"Expected rows of at least two classes in `y`, but got one class, {self.classes_[0]!r}."
-            raise DataError(msg)
+            raise DataError(f"Expected rows of at least two classes in `y`, but got one class, {self.classes_[0]!r}.")
         labels = LabelBinarizer().fit(self.classes_).transform(y).astype(np.int8)
         labels = labels[:, 0] if len(self.classes_) == 2 else labels
         seed = int(check_random_state(self.random_state).randint(2**31))
@@ -337,9 +337,8 @@ def tpauc_scorer(min_tpr: float = 0.5, max_fpr: float = 0.5) -> Any:
 def _tpauc(y_true: Any, y_score: Any, min_tpr: float, max_fpr: float, sample_weight: Any = None) -> float:
     classes, codes = np.unique(y_true, return_inverse=True)
     if y_score.ndim == 2 and len(classes) != y_score.shape[1]:
-        msg = (
+        raise DataError(
             f"Expected rows of all {y_score.shape[1]} classes to score, but got {classes.tolist()}. Stratify the folds."
         )
-        raise DataError(msg)
     task: dict[str, Any] = {} if y_score.ndim == 1 else {"task": "multiclass", "num_classes": len(classes)}
     return float(two_way_partial_auroc(y_score, codes, min_tpr, max_fpr, **task, sample_weight=sample_weight))

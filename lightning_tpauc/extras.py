@@ -21,8 +21,9 @@ def import_extra(module: str, extra: str) -> Any:
             warnings.simplefilter("ignore", FutureWarning)
             return importlib.import_module(module)
     except ImportError as error:
-        msg = f"`{module}` can't be imported ({error}). Install it with: pip install 'lightning-tpauc[{extra}]'"
-        raise MissingExtraError(msg) from error
+        raise MissingExtraError(
+            f"`{module}` can't be imported ({error}). Install it with: pip install 'lightning-tpauc[{extra}]'"
+        ) from error
 
 
 def is_graph(item: Any) -> bool:

@@ -1,7 +1,5 @@
 """Two-way partial AUC as a loss for any training loop: no ids, no data module, no set-up."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -161,11 +159,10 @@ class TPAUCLoss(nn.Module):
         fitting = ((number,), (number, 1)) if several == 1 else ((number, several),)
         if not scores.is_floating_point() or tuple(scores.shape) not in fitting or tuple(labels.shape) not in fitting:
             wanted = "(N,) or (N, 1)" if several == 1 else f"(N, {several})"
-            msg = (
+            raise ArgumentError(
                 f"Expected `scores`, floating, and `labels` of shape {wanted}, since num_labels={several}, but got "
                 f"{scores.dtype} {tuple(scores.shape)} and {tuple(labels.shape)}. Several labels need `num_labels`."
             )
-            raise ArgumentError(msg)
         return scores.reshape(number, several).T.contiguous(), labels.reshape(number, several).T
 
     def _look(self, scores: Tensor, labels: Tensor) -> None:
@@ -174,11 +171,10 @@ class TPAUCLoss(nn.Module):
             known = (labels == 1) | (labels == 0)
             wrong = labels[~(known | (labels == -1) | labels.isnan())]
             if wrong.numel():
-                msg = (
+                raise ArgumentError(
                     f"Expected `labels` to hold 1, 0, and -1 or nan where nothing is known, but got {wrong[0].item()}. "
                     "Convert other codes: `(labels == positive).long()`."
                 )
-                raise ArgumentError(msg)
         if self._looked or not (self.training and scores.requires_grad):
             return
         self._looked = True

@@ -1,7 +1,5 @@
 """The LightningModule: one forward pass, one gather, one algorithm step, one optimizer step."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -143,8 +141,9 @@ class TPAUCModule(ScoringModel):
         check_choice(lr_scheduler_interval, "lr_scheduler_interval", ("epoch", "step"))
         for name, value, kind in (("algorithm", algorithm, Algorithm), ("backbone", backbone, nn.Module)):
             if value is not None and not isinstance(value, kind):
-                msg = f"Expected `{name}` to be a {kind.__name__}, as in TPAUCModule(net, STACO()), but got {value!r}."
-                raise ArgumentError(msg)
+                raise ArgumentError(
+                    f"Expected `{name}` to be a {kind.__name__}, as in TPAUCModule(net, STACO()), but got {value!r}."
+                )
         if gradient_clip_val is not None:
             require_range("gradient_clip_val", gradient_clip_val, 0.0, open_low=True)
         if chunk_size is not None:
@@ -236,8 +235,9 @@ class TPAUCModule(ScoringModel):
     def _scores_with_graph(self, inputs: Any) -> Tensor:
         scores: Tensor = self.algorithm_scores(inputs)
         if torch.is_grad_enabled() and not scores.requires_grad:
-            msg = "The scores of `forward` have no gradient: leave out `.detach()` and `torch.no_grad()` in it."
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                "The scores of `forward` have no gradient: leave out `.detach()` and `torch.no_grad()` in it."
+            )
         return scores
 
     def _gathered(self, batch: PosNegBatch, scores: Tensor) -> GatheredScores:
@@ -266,11 +266,10 @@ class TPAUCModule(ScoringModel):
             check_training_batch(batch)
         state = self.training_state
         if state.average is None:
-            msg = (
+            raise UnsupportedError(
                 f"The callbacks that {type(self).__name__} needs are not there: let its `configure_callbacks` return "
                 "`[*super().configure_callbacks(), ...]`."
             )
-            raise UnsupportedError(msg)
         optimizer = cast(LightningOptimizer, self.optimizers())  # which counts the steps
         state.phase = Phase.IN_STEP
         self.algorithm.step_scale = self._step_scale(optimizer)
@@ -316,8 +315,9 @@ class TPAUCModule(ScoringModel):
     def _line_search(self, optimizer: LightningOptimizer, batch: PosNegBatch, batch_idx: int) -> GatheredScores:
         """A step of L-BFGS, which evaluates one function several times."""
         if self.algorithm.sampling != "full":
-            msg = f"LBFGS needs one function for all steps, as `FullBatch` has: not {type(self.algorithm).__name__}."
-            raise UnsupportedError(msg)
+            raise UnsupportedError(
+                f"LBFGS needs one function for all steps, as `FullBatch` has: not {type(self.algorithm).__name__}."
+            )
         evaluated: list[tuple[Tensor, GatheredScores]] = []
 
         def evaluate() -> Tensor:
@@ -378,14 +378,14 @@ class TPAUCModule(ScoringModel):
             if further is None:
                 return loss
             if self.chunk_size is not None:
-                msg = "`auxiliary_loss` needs the graph of the whole batch: it can't work with `chunk_size`."
-                raise UnsupportedError(msg)
+                raise UnsupportedError(
+                    "`auxiliary_loss` needs the graph of the whole batch: it can't work with `chunk_size`."
+                )
             if isinstance(self.algorithm, RecursiveAlgorithm):
-                msg = (
+                raise UnsupportedError(
                     f"{type(self.algorithm).__name__} corrects its gradient by that of the previous step, which an "
                     "`auxiliary_loss` does not have. Use STACO, or leave it out."
                 )
-                raise UnsupportedError(msg)
             return cast(Tensor, loss + further)
 
     def _previous_scores(self, batch: PosNegBatch) -> PreviousScores | None:
@@ -431,13 +431,15 @@ class TPAUCModule(ScoringModel):
         self.base_lr = (0, None)
         if self.optimizer_factory is None and mixed_in is not None:
             if self.scheduler_factory is not None:
-                msg = "Pass `optimizer` beside `lr_scheduler`, or neither: another class makes the optimizer by itself."
-                raise ArgumentError(msg)
+                raise ArgumentError(
+                    "Pass `optimizer` beside `lr_scheduler`, or neither: another class makes the optimizer by itself."
+                )
             return keep_monitors(mixed_in())
         parameters = [p for p in self.parameters() if p.requires_grad]
         if not parameters:
-            msg = f"{type(self).__name__} has no parameter that requires a gradient: there is nothing to train."
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"{type(self).__name__} has no parameter that requires a gradient: there is nothing to train."
+            )
         optimizer = make_optimizer(self.optimizer_factory, parameters, self.algorithm.default_lr)
         rates = [float(group["lr"]) for group in optimizer.param_groups]
         number = next((k for k, rate in enumerate(rates) if rate > 0), 0)
@@ -486,13 +488,12 @@ class TPAUCModule(ScoringModel):
         with hook:
             self.optimizer_step(self.current_epoch, batch_idx, optimizer, closure)
         if self.trainer.global_step - steps != 1 or calls != [before]:
-            msg = (
+            raise UnsupportedError(
                 f"{type(self).optimizer_step.__qualname__} took {self.trainer.global_step - steps} optimizer steps for "
                 f"a batch, or {type(inner).__name__} evaluates the loss by itself, as sharpness-aware optimizers do: "
                 "every evaluation would be a step of the algorithm. Call `optimizer.step(closure=optimizer_closure)` "
                 "once, or use another optimizer."
             )
-            raise UnsupportedError(msg)
         if scaled is not None:
             return not bool(scaler.scale(torch.ones_like(scaled)) < scaled)
         return scaler is None or bool(taken)
@@ -595,21 +596,19 @@ def _has_model(module: TPAUCModule) -> bool:
 
 def _require_model(module: TPAUCModule) -> None:
     if not _has_model(module):
-        msg = (
+        raise ArgumentError(
             f"{type(module).__name__} has no model: pass `backbone=`, define `forward(inputs) -> scores`, or mix "
             "TPAUCModule into a LightningModule that has a `forward`."
         )
-        raise ArgumentError(msg)
 
 
 def _accept(module: TPAUCModule, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Before weights are loaded: check that there is a model for them, and rename them to its names."""
     if not _has_model(module) and any(name.startswith(f"{prefix}backbone.") for name in state):
-        msg = (
+        raise ArgumentError(
             f"The weights are those of a backbone, which {type(module).__name__} does not have: pass `backbone=`, "
             "as in `TPAUCModule.load_from_checkpoint(path, backbone=net)`."
         )
-        raise ArgumentError(msg)
     ours = {name.removeprefix(prefix): state.pop(name) for name in list(state) if name.startswith(prefix)}
     state.update({prefix + name: value for name, value in checkpoint_files.own_names(module, ours).items()})
 

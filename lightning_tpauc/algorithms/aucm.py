@@ -1,7 +1,5 @@
 """AUC margin maximisation with PESG (Yuan, Yan, Sonka, Yang: ICCV 2021)."""
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar
 

@@ -5,8 +5,6 @@ training and must be touched neither by precision plugins, which cast buffers to
 DistributedDataParallel, which overwrites them with rank 0's.
 """
 
-from __future__ import annotations
-
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -296,24 +294,22 @@ class Algorithm(ABC):
         given = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else given
         several = isinstance(given, Sequence) and not isinstance(given, str)
         if several and not self.takes_tasks:
-            msg = f"{type(self).__name__} trains one label: pass one number as `num_positives`."
-            raise UnsupportedError(msg)
+            raise UnsupportedError(f"{type(self).__name__} trains one label: pass one number as `num_positives`.")
         tasks = [task if isinstance(task, Task) else Task(task) for task in (given if several else [given])]
         if not tasks or not all(is_whole(task.num_positives) and task.num_positives >= 1 for task in tasks):
-            msg = (
+            raise ArgumentError(
                 "Expected `num_positives` to be the number of positive training examples, at least 1, or a list of "
                 f"them for several labels, but got {given!r}. Count them: `int((labels == 1).sum())`."
             )
-            raise ArgumentError(msg)
         if dtype not in (torch.float32, torch.float64):
-            msg = f"Expected `dtype` to be torch.float32 or torch.float64, but got {dtype}: running means need it."
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"Expected `dtype` to be torch.float32 or torch.float64, but got {dtype}: running means need it."
+            )
         for task in tasks:
             check_rectangle(*self._asked(task))
         weights = [require_range("weight", task.weight, 0.0) for task in tasks]
         if not any(weights):
-            msg = f"Expected a `weight` above 0 of one label at least, but got {weights}."
-            raise ArgumentError(msg)
+            raise ArgumentError(f"Expected a `weight` above 0 of one label at least, but got {weights}.")
         self.choose_state(len(tasks))
         sizes = [int(task.num_positives) for task in tasks]
         self.num_positives, self.tasks, self.of_tasks = sum(sizes), tuple(tasks) if several else None, {}
@@ -380,18 +376,16 @@ class Algorithm(ABC):
         """
         self._require_setup()
         if state.get("num_positives") != self._counts():
-            msg = (
+            raise CheckpointError(
                 f"The checkpoint was written for {state.get('num_positives')} positive examples, but the training set "
                 f"has {self._counts()}. Resume on the same data, or pass it as `init_from` to use its weights alone."
             )
-            raise CheckpointError(msg)
         names = set(state) - {"num_positives", *self._saved_lists}
         if names != set(self.state_specs):
-            msg = (
+            raise CheckpointError(
                 f"The checkpoint has {sorted(names)}, but {type(self).__name__} remembers {sorted(self.state_specs)}: "
                 "it was written by another algorithm, or with other arguments, such as `duals`."
             )
-            raise CheckpointError(msg)
         for name in self.state_specs:
             getattr(self, name).copy_(state[name])
         for name, attribute in self._saved_lists.items():
@@ -432,8 +426,7 @@ class Algorithm(ABC):
 
     def _require_setup(self) -> None:
         if self.num_positives is None:
-            msg = f"{type(self).__name__} has no state yet: call `setup(num_positives)` first."
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{type(self).__name__} has no state yet: call `setup(num_positives)` first.")
 
     # ---------------------------------------------------------------- one step
 
@@ -474,8 +467,7 @@ class Algorithm(ABC):
         """
         self._require_setup()
         if previous is not None and self.needs_previous is None:
-            msg = f"{type(self).__name__} does not use the previous weights: leave out `previous`."
-            raise UnsupportedError(msg)
+            raise UnsupportedError(f"{type(self).__name__} does not use the previous weights: leave out `previous`.")
         second: Any = dual_neg_scores if self.needs_dual_negatives else neg_scores
         places: Any = index
         if index is not None and getattr(index, "dtype", None) != torch.int64:
@@ -492,8 +484,9 @@ class Algorithm(ABC):
     def _check_shapes(self, pos: Any, neg: Any, second: Any, index: Any, masks: TaskMasks | None) -> None:
         """Raise :class:`ArgumentError` unless the arguments of a step fit together."""
         if (masks is None) != (self.tasks is None):
-            msg = f"Expected `masks` for several labels and only for these, but `setup` was for {self._counts()}."
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"Expected `masks` for several labels and only for these, but `setup` was for {self._counts()}."
+            )
         leading = () if self.tasks is None else (len(self.tasks),)
         for name, values, remedy in (
             ("pos_scores", pos, "Drop a trailing dimension with `.squeeze(-1)`."),
@@ -504,14 +497,14 @@ class Algorithm(ABC):
             shape = tuple(values.shape) if isinstance(values, Tensor) else ()
             if not shape or shape[:-1] != leading or (values is index and shape != tuple(pos.shape)):
                 wanted = "".join(f"{size}, " for size in leading)
-                msg = f"Expected `{name}` of shape ({wanted}number of them), but got {shape or values}. {remedy}"
-                raise ArgumentError(msg)
+                raise ArgumentError(
+                    f"Expected `{name}` of shape ({wanted}number of them), but got {shape or values}. {remedy}"
+                )
         if masks is None and self.sampling != "uniform" and not (pos.numel() and neg.numel() and second.numel()):
-            msg = (
+            raise ArgumentError(
                 f"{type(self).__name__} needs positives and negatives in every batch, but got {pos.numel()} and "
                 f"{min(neg.numel(), second.numel())}. Draw the classes apart, as PosNegDataModule does."
             )
-            raise ArgumentError(msg)
 
     def _check_range(self, index: Tensor, masks: TaskMasks | None) -> None:
         """Raise :class:`ArgumentError` if a positive is none of its label's; on the CPU, where nobody has to wait."""
@@ -532,11 +525,10 @@ class Algorithm(ABC):
         if bool(wrong.any()):
             label = int(wrong.nonzero()[0, 0])
             which = "" if masks is None else f" for label {label}"
-            msg = (
+            raise ArgumentError(
                 f"Expected `index` to be in 0 .. {sizes[label] - 1}{which}, since `setup(num_positives="
                 f"{self._counts()})` was called, but got {int(rows[wrong][0])}. Number the training positives from 0."
             )
-            raise ArgumentError(msg)
 
     def joint_loss(self, pos: Tensor, neg: Tensor, second: Tensor, index: Tensor, masks: TaskMasks) -> Tensor:
         """One step of all labels; the loss is their weighted mean, in which those that are not in play count as 0."""

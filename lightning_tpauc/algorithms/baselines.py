@@ -1,7 +1,5 @@
 """What the methods are compared with: cross-entropy, and the exact objective on the whole training set."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus

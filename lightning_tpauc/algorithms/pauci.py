@@ -1,7 +1,5 @@
 """PAUCI, instance-wise minimax optimisation of partial AUC (Shao, Xu, Yang, Bao, Huang: NeurIPS 2022)."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """SONX for two-way partial AUC (Hu, Zhu, Yang: NeurIPS 2023)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 

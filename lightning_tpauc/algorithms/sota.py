@@ -1,7 +1,5 @@
 """SOTA, the exact method that STACO improves on, and SOTAs, its soft form (Zhu, Li, Wang, Wu, Yang: ICML 2022)."""
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar, Literal
 

@@ -217,11 +217,10 @@ class TrackedDuals(PerPositiveDuals):
         """They need a monotone surrogate, and have nothing that steers the other kind."""
         duals.require_monotone(algorithm.surrogate, "`duals='tracked'`")
         for name in _steering(algorithm):
-            msg = (
+            raise ArgumentError(
                 f"`{name}={getattr(algorithm, name)!r}` is for dual variables of each positive, which duals='tracked' "
                 f"does without. Leave out `{name}`, or set `duals='per_positive'`."
             )
-            raise ArgumentError(msg)
 
     def declare(self) -> None:
         """Two borders, and how fast they follow the next batch."""
@@ -251,8 +250,7 @@ class TrackedDuals(PerPositiveDuals):
 
     def averages(self) -> tuple[Tensor, Tensor]:
         """Raise :class:`UnsupportedError`."""
-        msg = "`duals='tracked'` keeps no thresholds to average. Set `duals='per_positive'`."
-        raise UnsupportedError(msg)
+        raise UnsupportedError("`duals='tracked'` keeps no thresholds to average. Set `duals='per_positive'`.")
 
     def start(self, scores: TrainingScores | Sequence[TrainingScores] | None) -> None:
         """The borders of ``scores``, or of the next batch."""

@@ -1,7 +1,5 @@
 """Runs a comparison: trains what is missing, chooses on validation data, and writes the report."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import multiprocessing
@@ -116,13 +114,13 @@ def compare(
     """
     if isinstance(model, TPAUCModule):
         expected = "Expected `model` to be a backbone, a function that makes one, or a subclass of TPAUCModule"
-        msg = f"{expected}. Pass `partial({type(model).__name__}, ...)` with its arguments in place of an object."
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{expected}. Pass `partial({type(model).__name__}, ...)` with its arguments in place of an object."
+        )
     if folds is not None and isinstance(datamodule, LightningDataModule):
-        msg = (
+        raise ArgumentError(
             "`folds` needs a data module for each: pass `datamodule=lambda seed, fold, num_folds: ...`, which makes it."
         )
-        raise ArgumentError(msg)
     options = dict(module or {})
     seed = getattr(datamodule, "seed", None) if isinstance(datamodule, LightningDataModule) else None
     make_data = functools.partial(_datamodule, datamodule, seed, folds)
@@ -203,8 +201,9 @@ class Comparison:
         if self.folds is not None:
             check_count(self.folds, "folds", 2)
         if all(self.setup.options.get(name) in (None, -1) for name in ("max_epochs", "max_steps")):
-            msg = "Methods are compared at the same length: pass `max_epochs` or `max_steps` of the Trainer."
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                "Methods are compared at the same length: pass `max_epochs` or `max_steps` of the Trainer."
+            )
         self._folder = Path(self.folder)
         self._methods = training.chosen_methods(self.methods)
         check_others(self.others, [method.name for method in self._methods])
@@ -248,8 +247,9 @@ class Comparison:
             datamodule: Any = self.setup.datamodule(run)
             if not isinstance(datamodule, PosNegDataModule):
                 kind = type(datamodule).__name__
-                msg = f"Expected `datamodule` to be a PosNegDataModule, but got a {kind}: pass its data sets to one."
-                raise ArgumentError(msg)
+                raise ArgumentError(
+                    f"Expected `datamodule` to be a PosNegDataModule, but got a {kind}: pass its data sets to one."
+                )
             datamodule.prepare_data()
             datamodule.setup("fit")
             module = self.setup.build(self._methods[0], self._rectangles[0], run)
@@ -281,17 +281,15 @@ class Comparison:
         left_out = [name for name, own in algorithms.items() if self._labels is not None and not own.takes_tasks]
         if left_out and self.methods:
             refused = f"{listed(left_out)} of `methods` can train one label only, but the data have several"
-            msg = (
+            raise UnsupportedError(
                 f"{refused}: take cross-entropy, balanced cross-entropy, STACO or SOTAs, or pass one column of labels."
             )
-            raise UnsupportedError(msg)
         if left_out:
             self._notes.append(f"Without {listed(left_out)}, for one label only.")
         self._methods = [method for method in self._methods if method.name not in left_out]
         trainer = self.setup.trainer()
         if self.processes > 1 and (kind := trainer.strategy.root_device.type) != "cpu":
-            msg = f"`processes` trains on CPUs, but the Trainer takes {kind}. Pass `accelerator='cpu'`."
-            raise ArgumentError(msg)
+            raise ArgumentError(f"`processes` trains on CPUs, but the Trainer takes {kind}. Pass `accelerator='cpu'`.")
         usual = sum(datamodule.batch_sampler().global_sizes(1)[:2])
         for method in self._methods:
             per_step = training.examples_per_step(datamodule, algorithms[method.name])
@@ -319,8 +317,9 @@ class Comparison:
             try:
                 yield from pool.map(_train, cells)
             except BrokenProcessPool:
-                msg = "A training was killed, perhaps for want of memory. Give the same command with fewer `processes`."
-                raise DataError(msg) from None
+                raise DataError(
+                    "A training was killed, perhaps for want of memory. Give the same command with fewer `processes`."
+                ) from None
 
     def _train_cell(self, cell: Cell) -> None:
         method = next(method for method in self._methods if method.name == cell.method)
@@ -376,14 +375,14 @@ def validated(runs: Sequence[Outcome]) -> list[float]:
 
 def _require_both_classes(loader: Any, name: str) -> None:
     if isinstance(loader, list) and not loader:
-        msg = (
+        raise DataError(
             "Methods are chosen on validation data, but there are none: pass `val_dataset`, `val_fraction` or `folds`."
         )
-        raise DataError(msg)
     targets = getattr(loader, "targets", None)  # a loader of one's own does not say what its labels are
     if targets is not None and not have_both(torch.as_tensor(targets)).any():
-        msg = f"Areas need both classes, but the {name} set has examples of one class alone. Pass one that has both."
-        raise DataError(msg)
+        raise DataError(
+            f"Areas need both classes, but the {name} set has examples of one class alone. Pass one that has both."
+        )
 
 
 def _has_test(datamodule: PosNegDataModule) -> bool:

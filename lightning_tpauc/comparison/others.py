@@ -1,7 +1,5 @@
 """Other people's models in a comparison: scikit-learn's classifiers, and files of scores."""
 
-from __future__ import annotations
-
 import csv
 import time
 from collections.abc import Mapping, Sequence
@@ -22,8 +20,7 @@ def check_others(others: Mapping[str, Any], methods: Sequence[str]) -> None:
     for name, other in others.items():
         if name in methods or not (isinstance(other, (str, Path)) or hasattr(other, "fit")):
             wanted = "classifiers of scikit-learn or paths of CSV files, under names that no method has"
-            msg = f"Expected `others` to be {wanted}, but got {name!r}: {other!r}."
-            raise ArgumentError(msg)
+            raise ArgumentError(f"Expected `others` to be {wanted}, but got {name!r}: {other!r}.")
 
 
 def outcome_of(other: Any, datamodule: Any, seed: int, *, test: bool) -> Outcome:
@@ -62,8 +59,7 @@ def _table(loader: Any) -> tuple[Any, Tensor]:
     """Inputs ``(N, d)`` and labels ``(N,)`` of all examples."""
     batches = list(loader)
     if any(not isinstance(b.inputs, Tensor) or b.inputs.ndim != 2 or b.target.ndim > 1 for b in batches):
-        msg = "`others` takes tables, inputs `(N, d)` as one tensor, with one label."
-        raise UnsupportedError(msg)
+        raise UnsupportedError("`others` takes tables, inputs `(N, d)` as one tensor, with one label.")
     inputs, target = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("inputs", "target"))
     return inputs.numpy(), target.long()
 
@@ -76,5 +72,6 @@ def _read(path: Path, count: int) -> list[float]:
         return [rows[k] for k in range(count)]
     except (OSError, KeyError, TypeError, ValueError) as error:
         wanted = f"a CSV file with columns `example_id`, 0 to {count - 1}, and `score`"
-        msg = f"`others`: expected {str(path)!r} to be {wanted}, but found {type(error).__name__} {error}."
-        raise ArgumentError(msg) from None
+        raise ArgumentError(
+            f"`others`: expected {str(path)!r} to be {wanted}, but found {type(error).__name__} {error}."
+        ) from None

@@ -1,7 +1,5 @@
 """The folder that a comparison writes: a text, pictures, a page of HTML that holds both, and numbers as CSV."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import io

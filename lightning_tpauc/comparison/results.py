@@ -1,7 +1,5 @@
 """Compares scores: values, areas of resamples that are the same for all methods, paired differences, and a verdict."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -298,8 +296,7 @@ def resampled_areas(
     targets = paired(methods)
     scores = {name: [rankable(run.scores).cpu() for run in runs] for name, runs in methods.items()}
     if not all(have_both(target).any() for target in targets):
-        msg = "Methods can't be compared on data that lack a class."
-        raise ArgumentError(msg)
+        raise ArgumentError("Methods can't be compared on data that lack a class.")
     first = next(iter(methods.values()))[:period]
     resamples = [Resamples(strata(run.target), run.groups, seed + k) for k, run in enumerate(first)]
     found: dict[str, list[Tensor]] = {name: [] for name in methods}
@@ -317,8 +314,9 @@ def paired(methods: Mapping[str, Sequence[Outcome]]) -> list[Tensor]:
     for name, runs in methods.items():
         same = len(runs) == len(first) and all(torch.equal(r.target, t) for r, t in zip(runs, first, strict=True))
         if not same:
-            msg = f"The runs of {name!r} were evaluated on other examples than those of the other methods."
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"The runs of {name!r} were evaluated on other examples than those of the other methods."
+            )
     return first
 
 

@@ -1,7 +1,5 @@
 """Trains one method once, scores its data, and keeps what came out in a file named by all that it depends on."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect
@@ -102,13 +100,13 @@ def chosen_methods(given: Sequence[str | Method] | None) -> list[Method]:
     found = []
     for entry in given or _DEFAULT:
         if not isinstance(entry, Method) and entry not in _KNOWN:
-            msg = f"Expected `methods` to be Method objects or names out of {', '.join(_KNOWN)}, but got {entry!r}."
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"Expected `methods` to be Method objects or names out of {', '.join(_KNOWN)}, but got {entry!r}."
+            )
         found.append(entry if isinstance(entry, Method) else _KNOWN[entry])
     names = [method.name for method in found]
     if len(set(names)) < len(names) or len(names) < 2:
-        msg = f"Expected `methods` to be at least two methods of different names, but got {names}."
-        raise ArgumentError(msg)
+        raise ArgumentError(f"Expected `methods` to be at least two methods of different names, but got {names}.")
     return found
 
 
@@ -209,8 +207,9 @@ def _scale_rate(module: TPAUCModule, factor: float) -> None:
     own = [k for k in kind.__mro__ if k not in TPAUCModule.__mro__ and "configure_optimizers" in vars(k)]
     if own and (given is None or kind.configure_optimizers is not TPAUCModule.configure_optimizers):
         made = f"`trials` varies the learning rate of the module's `optimizer`, but {kind.__name__} makes its own"
-        msg = f"{made} in `configure_optimizers`. Pass `optimizer` in its place, or compare with one trial."
-        raise UnsupportedError(msg)
+        raise UnsupportedError(
+            f"{made} in `configure_optimizers`. Pass `optimizer` in its place, or compare with one trial."
+        )
 
     def scaled(parameters: Any) -> torch.optim.Optimizer:
         optimizer = make_optimizer(given, list(parameters), module.algorithm.default_lr)

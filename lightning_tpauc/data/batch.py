@@ -122,11 +122,10 @@ class PosNegBatch(NamedTuple):
             return pos, neg, dual if self.num_dual_neg else None
         expected = (self.num_pos if self.is_uniform else sum(sizes), len(self.masks.pos))
         if scores.shape != expected:
-            msg = (
+            raise ArgumentError(
                 f"Expected a score of each of {expected[1]} labels for every example, shape {expected}, but `forward` "
                 f"returned shape {tuple(scores.shape)}. Let the model have {expected[1]} outputs."
             )
-            raise ArgumentError(msg)
         if self.is_uniform:  # the masks alone tell the parts apart
             return scores.T, scores.T, None
         pos, neg, dual = scores.T.split_with_sizes(sizes, 1)
@@ -145,12 +144,11 @@ def _cut(inputs: Any, rows: slice, count: int) -> Any:
     if is_graph(inputs):
         batched: Any = inputs
         return type(batched).from_data_list(batched[rows])
-    msg = (
+    raise ArgumentError(
         f"`chunk_size` cuts tensors of {count} rows, mappings and lists of them, and graphs, but a batch holds "
         f"{f'a {inputs.layout} tensor {tuple(inputs.shape)}' if isinstance(inputs, Tensor) else repr(inputs)[:80]}. "
         "Let the collate function make such tensors, or leave `chunk_size` out."
     )
-    raise ArgumentError(msg)
 
 
 class EvalBatch(NamedTuple):
@@ -177,8 +175,7 @@ def check_training_batch(batch: Any) -> None:
     """Raise :class:`ArgumentError` unless ``batch`` is a :class:`PosNegBatch`."""
     if isinstance(batch, PosNegBatch):
         return
-    msg = (
+    raise ArgumentError(
         f"Expected training batches of type PosNegBatch, but got a {type(batch).__name__}. Pass the data set instead "
         "of a DataLoader: `trainer.fit(module, datamodule=PosNegDataModule(train_set, val_set))`."
     )
-    raise ArgumentError(msg)

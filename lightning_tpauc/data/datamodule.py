@@ -1,7 +1,5 @@
 """The data module for training with positives and negatives drawn apart."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from types import MethodType
@@ -203,8 +201,7 @@ class PosNegDataModule(LightningDataModule):
         check_sources("validation", val_dataset=val_dataset, val_fraction=val_fraction, num_folds=num_folds)
         check_sources("calibration", calibration_dataset=calibration_dataset, calibration_fraction=calibration_fraction)
         if (num_folds is None) != (fold is None):
-            msg = f"Set `num_folds` and `fold` together, but got {num_folds} and {fold}."
-            raise ArgumentError(msg)
+            raise ArgumentError(f"Set `num_folds` and `fold` together, but got {num_folds} and {fold}.")
         fractions = {"val_fraction": val_fraction, "calibration_fraction": calibration_fraction}
         given = {name: as_fraction(value, name) for name, value in fractions.items() if value is not None}
         self.val_fraction, self.calibration_fraction = map(given.get, fractions)
@@ -425,8 +422,7 @@ class PosNegDataModule(LightningDataModule):
         """Batches of the validation set, or of the part split off from the training set; no loader without either."""
         if not self._prepared.has("val"):
             if self.trainer is not None and self.trainer.validating:
-                msg = "There is no validation set: pass `val_dataset`, `val_fraction` or `num_folds`."
-                raise DataError(msg)
+                raise DataError("There is no validation set: pass `val_dataset`, `val_fraction` or `num_folds`.")
             return []
         return self._eval_loader(self._prepared.labelled("val", self._layout_of_items))
 

@@ -1,7 +1,5 @@
 """The labels of a data set, and what else is said of each row: where it is found, and whether it is right."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -61,14 +59,14 @@ def find_targets(dataset: Any, targets: Any = None, name: str = "train_dataset")
     found = targets if given else ruled(find_values(dataset, keys, f"the labels of {name}", absent), targets)
     labels = binary_labels(found, name)
     if len(labels) != len(dataset):
-        msg = f"Expected one label for each of the {len(dataset)} items of `{name}`, but got {len(labels)} labels."
-        raise DataError(msg)
+        raise DataError(
+            f"Expected one label for each of the {len(dataset)} items of `{name}`, but got {len(labels)} labels."
+        )
     if not given and (differing := disagreement(dataset, labels, targets)):
-        msg = (
+        raise DataError(
             f"`{name}` keeps other labels than its items have: {differing}. Pass the right ones as "
             "`targets=array_of_labels`, or let the items end with the label."
         )
-        raise DataError(msg)
     return labels
 
 
@@ -110,15 +108,17 @@ class OneVsRest:
     def __init__(self, classes: Sequence[Any] | int) -> None:
         self.classes = tuple(range(classes) if isinstance(classes, int) else classes)
         if len({*self.classes}) < max(2, len(self.classes)):
-            msg = f"Expected `classes` to be two or more different ones, or their number, but got {classes!r}."
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"Expected `classes` to be two or more different ones, or their number, but got {classes!r}."
+            )
 
     def __call__(self, label: Any) -> list[int]:
         """1 in the place of the class, else 0."""
         label = label.item() if hasattr(label, "item") else label
         if label not in self.classes:
-            msg = f"Expected labels to be one of the classes {', '.join(map(repr, self.classes))}, but found {label!r}."
-            raise DataError(msg)
+            raise DataError(
+                f"Expected labels to be one of the classes {', '.join(map(repr, self.classes))}, but found {label!r}."
+            )
         return [int(label == own) for own in self.classes]
 
 
@@ -255,8 +255,7 @@ def as_array(values: Any, name: str = "targets") -> NDArray[Any]:
             return np.stack([as_array(value).squeeze() for value in values])
         return np.asarray(values)
     except (RuntimeError, TypeError, ValueError) as error:  # rows of different lengths
-        msg = f"Expected one label per example in `{name}`, but it makes no array: {error}"
-        raise DataError(msg) from error
+        raise DataError(f"Expected one label per example in `{name}`, but it makes no array: {error}") from error
 
 
 def item_label(label: Any) -> Any:
@@ -292,11 +291,10 @@ def binary_labels(values: Any, name: str = "targets") -> NDArray[np.int8]:
     labels = _as_numbers(labels.ravel()).reshape(labels.shape)
     missing = _missing(labels)
     if labels.ndim == 1 and missing.any():
-        msg = (
+        raise DataError(
             f"Expected labels 0 and 1 in `{name}`, but {int(missing.sum())} of {labels.size} are nan. Drop unlabelled "
             "examples first, for instance with torch.utils.data.Subset."
         )
-        raise DataError(msg)
     numbers = labels.dtype.kind in "buif"
     wrong = ~missing & (labels != 0) & (labels != 1) if numbers else ~missing
     if wrong.any():
@@ -308,11 +306,10 @@ def _in_columns(labels: NDArray[Any], name: str) -> NDArray[Any]:
     """Labels of shape ``(n,)`` or ``(n, K)``, without further axes of length 1."""
     wide = [size for size in labels.shape[1:] if size != 1]
     if labels.ndim == 0 or len(wide) > 1 or 0 in wide:
-        msg = (
+        raise DataError(
             f"Expected one label per example in `{name}`, shape (n,), or K labels, (n, K), but got shape "
             f"{labels.shape}. Choose columns, for instance `targets=labels[:, 0]`."
         )
-        raise DataError(msg)
     return labels.reshape(len(labels), *wide)
 
 
@@ -329,8 +326,7 @@ def _refuse(labels: NDArray[Any], wrong: NDArray[np.bool_], columns: Any, name: 
         one = repr(found[-1])
         remedy = f"Choose the positive class: `targets=(y == {one})`, or `targets=lambda label: label == {one}`."
     shown = ("" if numbers else f"{labels.dtype} ") + ", ".join(map(repr, found[:5])) + ", ..." * (len(found) > 5)
-    msg = f"Expected labels 0 and 1 in `{name}`, but found {shown}{where}. {remedy}"
-    raise DataError(msg)
+    raise DataError(f"Expected labels 0 and 1 in `{name}`, but found {shown}{where}. {remedy}")
 
 
 # ---------------------------------------------------------------- groups, weights and ids
@@ -348,10 +344,9 @@ def row_values(dataset: Any, given: Any, argument: str, name: str = "train_datas
         given = [f"({', '.join(map(str, entry))})" for entry in given]
     values = as_array(given, argument)
     if values.shape not in ((len(dataset),), (len(dataset), 1)):
-        msg = (
+        raise DataError(
             f"Expected `{argument}` to have {len(dataset)} values, one per item of `{name}`, not shape {values.shape}."
         )
-        raise DataError(msg)
     return values.reshape(-1)
 
 
@@ -359,11 +354,10 @@ def as_groups(values: NDArray[Any]) -> Indices:
     """Groups as numbers from 0 on; refused if a group is missing."""
     missing = _missing(values)
     if missing.any():
-        msg = (
+        raise DataError(
             f"`groups` has no value for row {missing.argmax()}, and for {missing.sum()} of {len(values)} rows in all: "
             "give each of them a group of its own, or drop them."
         )
-        raise DataError(msg)
     return checks.as_groups(values.astype(str) if values.dtype.kind == "O" else values).numpy()
 
 
@@ -374,11 +368,10 @@ def as_weights(values: NDArray[Any]) -> NDArray[np.float64]:
         weights = np.full(len(values), np.nan)
     wrong = ~(np.isfinite(weights) & (weights >= 0))
     if wrong.any():
-        msg = (
+        raise DataError(
             f"Expected `sample_weight` to be finite numbers of at least 0, but row {wrong.argmax()} has "
             f"{values.tolist()[wrong.argmax()]!r}, and {wrong.sum()} of {len(values)} rows are wrong."
         )
-        raise DataError(msg)
     return weights.astype(np.float64)
 
 
@@ -389,8 +382,9 @@ def as_positions(indices: Any, count: int, name: str = "train_dataset") -> Indic
     """Indices of a :class:`~torch.utils.data.Subset` as positions from 0 on. A mask is refused."""
     array = np.asarray(indices.cpu() if isinstance(indices, Tensor) else indices)
     if array.dtype.kind == "b":
-        msg = f"Subset in `{name}` has a mask as indices, not positions: pass `Subset(..., np.flatnonzero(mask))`."
-        raise DataError(msg)
+        raise DataError(
+            f"Subset in `{name}` has a mask as indices, not positions: pass `Subset(..., np.flatnonzero(mask))`."
+        )
     positions = array.astype(np.int64)
     return np.where(positions < 0, positions + count, positions)
 
@@ -414,9 +408,8 @@ def check_positions(dataset: Any, name: str = "train_dataset") -> None:
 def check_loader(loader: Any) -> None:
     """Check what a user gave for a data loader: an array or table is refused, and so are wrong indices inside."""
     if isinstance(loader, (Tensor, np.ndarray)) or is_table(loader):
-        msg = (
+        raise DataError(
             f"A {type(loader).__name__} is no data loader: Lightning would take its columns or rows for batches. Pass "
             "`datamodule=PosNegDataModule(predict_dataset=data)`, or `test_dataset` or `val_dataset`, with the module."
         )
-        raise DataError(msg)
     check_positions(getattr(loader, "dataset", None), "the data loader")

@@ -8,8 +8,6 @@ A row of several labels goes by the rarest of its classes, positive or negative 
 with the rows of each, in the order of the golden ratio, so that they get their shares of every class.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from itertools import product
@@ -83,8 +81,9 @@ def check_sources(what: str, **sources: object) -> None:
 def as_fraction(fraction: Any, name: str = "val_fraction") -> float:
     """A share as a Python float."""
     if not is_real(fraction) or not 0.0 < fraction < 1.0:
-        msg = f"Expected the fraction to hold out, `{name}`, to be a number in (0, 1), but got {fraction!r}."
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"Expected the fraction to hold out, `{name}`, to be a number in (0, 1), but got {fraction!r}."
+        )
     return float(fraction)
 
 
@@ -146,8 +145,9 @@ def cross_validation(
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
     if not (is_whole(num_folds) and is_whole(fold)) or num_folds < 2 or not 0 <= fold < num_folds:
-        msg = f"Expected `fold` in 0 .. `num_folds` - 1 and at least 2 folds, but got fold {fold!r} of {num_folds!r}."
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"Expected `fold` in 0 .. `num_folds` - 1 and at least 2 folds, but got fold {fold!r} of {num_folds!r}."
+        )
     if groups is None and labels.ndim == 2:
         val = label_parts(labels, np.full(num_folds, 1.0 / num_folds), seed, names)[fold]
         return np.setdiff1d(np.arange(len(labels)), val, assume_unique=True), val

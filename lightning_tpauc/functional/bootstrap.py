@@ -1,7 +1,5 @@
 """How far the metric of a finite test set may lie from that of its population."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ scikit-learn would do as well, but whatever it fits it changes Python's filters 
 repeats all warnings of other code that it shows once, after every validation.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -67,8 +65,7 @@ def fit_calibration(preds: Any, target: Any, method: CalibrationMethod | Literal
     scores = torch.cat([pos, neg])
     if not pos.numel() or not neg.numel() or not bool(scores.isfinite().all()):
         what = "a class has no example" if not pos.numel() or not neg.numel() else "some scores are not finite"
-        msg = f"Expected finite scores of both classes to calibrate on, but {what}."
-        raise ArgumentError(msg)
+        raise ArgumentError(f"Expected finite scores of both classes to calibrate on, but {what}.")
     labels = torch.cat([torch.ones_like(pos), torch.zeros_like(neg)])
     if method == "sigmoid" or (method == "auto" and min(len(pos), len(neg)) < _MANY):
         return _fit_sigmoid(scores, labels)
@@ -108,11 +105,10 @@ def _fit_sigmoid(scores: Tensor, labels: Tensor) -> Calibration:
     found = minimize(loss, np.zeros(2), jac=True, method="BFGS", options={"gtol": 1e-9}).x
     slope = torch.tensor(found[0], dtype=torch.float64) / spread
     if not slope > 0:
-        msg = (
+        raise ArgumentError(
             f"A sigmoid through these scores would fall (slope {float(slope):.2g}): they rank positives below "
             "negatives on the whole. Use calibration='isotonic', or train longer."
         )
-        raise ArgumentError(msg)
     return Calibration("sigmoid", slope, torch.tensor(found[1], dtype=torch.float64) - slope * centre)
 
 

@@ -1,7 +1,5 @@
 """Errors of inputs and of settings, worded in one place."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
@@ -47,11 +45,10 @@ def as_tensor(values: Any, name: str, device: torch.device | None = None) -> Ten
         if array.dtype.kind not in "biuf":
             raise TypeError
     except (TypeError, ValueError):
-        msg = (
+        raise ArgumentError(
             f"Expected `{name}` to hold numbers, as a tensor, an array, a list or a column, but got a "
             f"{type(values).__name__}. Labels that are text become numbers by, for instance, `y == 'dead'`."
-        )
-        raise ArgumentError(msg) from None
+        ) from None
     native = array.astype(array.dtype.newbyteorder("=") if array.dtype.itemsize <= 8 else np.float64)
     return torch.from_numpy(native).to(device)
 
@@ -78,11 +75,10 @@ def as_pair(preds: Any, target: Any, device: torch.device | None = None) -> tupl
     """Scores and labels by :func:`as_tensor`; those of pandas must not have one index, or columns, in two orders."""
     for axis in ("index", "columns"):
         if in_other_order(getattr(preds, axis, None), getattr(target, axis, None)):
-            msg = (
+            raise ArgumentError(
                 f"`preds` and `target` have the same {axis} at different positions, and they are paired by position: "
                 f"pass `target.reindex({axis}=preds.{axis})` if names should decide, and `.to_numpy()` of both if not."
             )
-            raise ArgumentError(msg)
     scores = as_tensor(preds, "preds", device)
     return scores, as_tensor(target, "target", scores.device)
 
@@ -100,8 +96,7 @@ def as_weights(sample_weight: Any, target: Tensor) -> Tensor | None:
     if not wrong and any(bool((labels == k).any()) and not bool(weights[labels == k].any()) for k in (0, 1)):
         wrong = "above 0 for an example of each class, but all of one class weigh 0"
     if wrong:
-        msg = f"Expected `sample_weight` to be {wrong}."
-        raise ArgumentError(msg)
+        raise ArgumentError(f"Expected `sample_weight` to be {wrong}.")
     return weights
 
 
@@ -109,8 +104,9 @@ def as_groups(groups: Any, size: int | None = None) -> Tensor:
     """The number of each example's group, 0, 1, ... in the order of their names, int64 ``(n,)`` on the CPU."""
     found = groups.numpy(force=True) if isinstance(groups, Tensor) else np.asarray(groups)
     if size is not None and found.size != size:
-        msg = f"Expected `groups` to name the group of each of the {size} examples, but got {found.size}."
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"Expected `groups` to name the group of each of the {size} examples, but got {found.size}."
+        )
     return torch.from_numpy(np.unique(found.reshape(-1), return_inverse=True)[1])
 
 
@@ -121,8 +117,9 @@ def rankable(scores: Tensor) -> Tensor:
         return scores if scores.dtype in (torch.float32, torch.float64) else scores.to(torch.float32)
     whole = scores.to(torch.int64)
     if scores.dtype == torch.uint64 and bool((whole < 0).any()):  # the largest would wrap and rank lowest
-        msg = "Expected scores below 2^63, but got larger ones of torch.uint64. Convert them with `.double()`."
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            "Expected scores below 2^63, but got larger ones of torch.uint64. Convert them with `.double()`."
+        )
     return whole
 
 
@@ -149,8 +146,7 @@ def check_scores(scores: Any, name: str, *, allow_empty: bool = False) -> Tensor
     elif found.shape[0] == 0 and not allow_empty:
         msg = "to hold at least one score, but got shape (0,): no pair can be formed."
     if msg:
-        msg = f"Expected `{name}` {msg}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"Expected `{name}` {msg}")
     return found
 
 
@@ -158,34 +154,32 @@ def check_finite(scores: Tensor, name: str) -> None:
     """Raise :class:`ArgumentError` if a score is nan or infinite; looks on the CPU only, where nobody has to wait."""
     broken = int((~torch.isfinite(scores)).sum()) if scores.device.type == "cpu" else 0
     if broken:
-        msg = (
+        raise ArgumentError(
             f"Expected `{name}` to be finite, but {broken} of {scores.numel()} are nan or infinite. Where a model gave "
             "them, its inputs or its weights are not finite: look at the inputs, or lower the learning rate."
         )
-        raise ArgumentError(msg)
 
 
 def as_index(index: Any, device: torch.device | None = None) -> Tensor:
     """Integers of any kind as int64, on ``device`` if they are no tensor; an :class:`ArgumentError` for all others."""
     positions = as_tensor(index, "index", device)
     if positions.dtype == torch.bool or positions.is_floating_point() or positions.is_complex():
-        msg = f"Expected `index` to hold integers, but got {positions.dtype}. Pass positions, as of `mask.nonzero()`."
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"Expected `index` to hold integers, but got {positions.dtype}. Pass positions, as of `mask.nonzero()`."
+        )
     return positions.long()
 
 
 def check_choice(value: Any, name: str, choices: Sequence[Any]) -> None:
     """Raise :class:`ArgumentError` unless ``value`` is one of ``choices``."""
     if value not in choices:
-        msg = f"Expected `{name}` to be one of {', '.join(map(repr, choices))}, but got {value!r}."
-        raise ArgumentError(msg)
+        raise ArgumentError(f"Expected `{name}` to be one of {', '.join(map(repr, choices))}, but got {value!r}.")
 
 
 def check_count(value: Any, name: str, least: int) -> None:
     """Raise :class:`ArgumentError` unless ``value`` is a whole number of at least ``least``."""
     if not is_whole(value) or int(value) < least:
-        msg = f"Expected `{name}` to be a whole number of at least {least}, but got {value!r}."
-        raise ArgumentError(msg)
+        raise ArgumentError(f"Expected `{name}` to be a whole number of at least {least}, but got {value!r}.")
 
 
 def is_real(value: Any) -> bool:
@@ -205,16 +199,14 @@ def require_range(
     above = is_real(value) and (low < value if open_low else low <= value)
     if not above or not (value < high if open_high else value <= high):
         left, right = "(" if open_low else "[", ")" if open_high or math.isinf(high) else "]"
-        msg = f"Expected `{name}` to be a number in {left}{low:g}, {high:g}{right}, but got {value!r}."
-        raise ArgumentError(msg)
+        raise ArgumentError(f"Expected `{name}` to be a number in {left}{low:g}, {high:g}{right}, but got {value!r}.")
     return float(value)
 
 
 def require_positive(name: str, value: Any, meaning_of_infinity: str) -> float:
     """``value`` as a Python float; an :class:`ArgumentError` unless it is above 0. Infinity has a meaning."""
     if not (is_real(value) or value == math.inf) or not value > 0:
-        msg = f"Expected `{name}` to be above 0 (infinity: {meaning_of_infinity}), but got {value!r}."
-        raise ArgumentError(msg)
+        raise ArgumentError(f"Expected `{name}` to be above 0 (infinity: {meaning_of_infinity}), but got {value!r}.")
     return float(value)
 
 
@@ -222,8 +214,7 @@ def check_ignore_index(ignore_index: Any, *, of_classes: bool = False) -> None:
     """Raise :class:`ArgumentError` unless ``ignore_index`` is ``None`` or an integer; of two classes another one."""
     if ignore_index is not None and (not is_whole(ignore_index) or (ignore_index in (0, 1) and not of_classes)):
         others = "" if of_classes else " other than 0 and 1, which label the classes"
-        msg = f"Expected `ignore_index` to be `None` or an integer{others}, but got {ignore_index!r}."
-        raise ArgumentError(msg)
+        raise ArgumentError(f"Expected `ignore_index` to be `None` or an integer{others}, but got {ignore_index!r}.")
 
 
 def checked_pair(
@@ -256,8 +247,7 @@ def checked_pair(
         wanted = "one score per example, shape (N,) or (N, 1)"
         remedy = "Columns have a value each: see `task` and `num_labels`, or pass `.flatten()` of both to pool them."
     if remedy:
-        msg = f"Expected {wanted}, but got {tuple(preds.shape)} and {tuple(target.shape)}. {remedy}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"Expected {wanted}, but got {tuple(preds.shape)} and {tuple(target.shape)}. {remedy}")
     if values:
         counted = _check_labels(target, ignore_index, num_classes, may_be_missing=num_labels is not None)
         _check_values(preds, counted if num_classes is None else counted[:, None].expand_as(preds), unit_range)
@@ -276,8 +266,9 @@ def _check_labels(target: Tensor, ignore_index: int | None, num_classes: int | N
         found = sorted(set(target[~allowed].tolist()))[:5]
         classes = "0 and 1" if num_classes is None else f"the classes 0 .. {num_classes - 1}"
         also = "" if ignore_index is None else f", and ignore_index = {ignore_index},"
-        msg = f"Expected `target` to hold only {classes}{also} but found {found}. Name other rows by `ignore_index`."
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"Expected `target` to hold only {classes}{also} but found {found}. Name other rows by `ignore_index`."
+        )
     return counted if num_classes is None or ignore_index is None else counted & (target != ignore_index)
 
 
@@ -286,14 +277,12 @@ def _check_values(preds: Tensor, counted: Tensor, unit_range: bool) -> None:
     if scores.numel() and bool(scores.amax().isnan()):  # as it is if any score is
         scores = scores[counted]
         if num_nan := int(scores.isnan().sum()):
-            msg = (
+            raise ArgumentError(
                 f"Expected `preds` to hold numbers, but {num_nan} of {scores.numel()} scores are nan, which have no "
                 "rank. Where a model gave them, its inputs hold nan, such as a table's empty cells, or it has diverged."
             )
-            raise ArgumentError(msg)
     if unit_range and scores.numel() and (scores.amin() < 0 or scores.amax() > 1):
-        msg = (
+        raise ArgumentError(
             "Expected `preds` in [0, 1], over which an integer `thresholds` spreads the bins, but got scores "
             f"from {scores.amin():.6g} to {scores.amax():.6g}. Pass the thresholds themselves, or apply a sigmoid."
         )
-        raise ArgumentError(msg)

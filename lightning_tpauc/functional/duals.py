@@ -12,8 +12,6 @@ with one c for all positives, the :math:`\lceil \theta_1 n_- \rceil`-th highest 
 running means of the batches' own; :func:`~lightning_tpauc.functional.exact_duals` takes the whole training set's.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -43,11 +41,10 @@ class ExactDuals(NamedTuple):
 def require_monotone(surrogate: Surrogate, what: str) -> None:
     """Raise :class:`ArgumentError` for a surrogate by which the hardest negatives differ between positives."""
     if not surrogate.monotone:
-        msg = (
+        raise ArgumentError(
             f"{what} needs a non-decreasing surrogate, but {surrogate.name!r} falls again left of -margin. Set "
             "`dual_init='zeros'` and `stage_restart='ones'`, or use 'squared_hinge'."
         )
-        raise ArgumentError(msg)
 
 
 @torch.no_grad()

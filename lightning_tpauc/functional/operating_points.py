@@ -18,8 +18,6 @@ have heavier tails than counts by a factor of e at most (Bentkus, *On Hoeffding'
 2004), so :math:`\delta / e` takes the place of :math:`\delta`.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from typing import Any, Literal, NamedTuple
@@ -334,8 +332,9 @@ def _safe(
 ) -> dict[str, Tensor]:
     """Which candidates meet a demand with so much room that it holds for new examples, by the names of the demands."""
     if weights is not None and any(bool((own != own[0]).any()) for own in weights):
-        msg = "A guarantee needs equal `sample_weight` within a class, but they differ. Pass `confidence=None`."
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            "A guarantee needs equal `sample_weight` within a class, but they differ. Pass `confidence=None`."
+        )
     _, tp, fp, num_pos, num_neg = _candidates(*classes, shares)
     grouped = shares is not None and any(bool((own < 1).any()) for own in shares)
     asked = [
@@ -358,8 +357,7 @@ def _safe(
                 f"{'groups with ' * grouped}{who}, and there are {size}, which allow {sign} {shown[1]:.4g}{otherwise}"
             )
     if missing:
-        msg = f"{'; '.join(missing)}."
-        raise TooFewExamplesError(msg)
+        raise TooFewExamplesError(f"{'; '.join(missing)}.")
     return safe
 
 
@@ -460,8 +458,9 @@ def check_rule(
     checks.check_choice(criterion, "criterion", CRITERIA)
     checks.require_range("cost_ratio", cost_ratio, 0.0, open_low=True)
     if criterion != "min_cost" and cost_ratio != 1.0:
-        msg = f"`cost_ratio={cost_ratio!r}` is not used by criterion={criterion!r}: pass `criterion='min_cost'`."
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"`cost_ratio={cost_ratio!r}` is not used by criterion={criterion!r}: pass `criterion='min_cost'`."
+        )
     if confidence is not None:
         checks.require_range("confidence", confidence, 0.0, 1.0, open_low=True, open_high=True)
     for name, value in (("min_precision", min_precision), ("max_alert_rate", max_alert_rate)):

@@ -1,7 +1,5 @@
 """The ROC polyline: its vertices, from scores or from counts at thresholds, and its area inside the rectangle."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 
@@ -164,8 +162,7 @@ def as_thresholds(thresholds: Any) -> Tensor:
         values = torch.empty(0, device="cpu")
     if values.dtype == torch.bool or values.ndim != 1 or not values.numel() or bool(values.isnan().any()):
         wanted = "`None`, an integer, or numbers in one dimension, at least one and no nan"
-        msg = f"Expected `thresholds` to be {wanted}, but got {thresholds!r}."
-        raise ArgumentError(msg)
+        raise ArgumentError(f"Expected `thresholds` to be {wanted}, but got {thresholds!r}.")
     return values.to(torch.float64).sort().values
 
 

@@ -11,8 +11,6 @@ the entries of the sampled positives only, shape ``(S,)``; all others are number
 have shape ``(K, S)``, and what is ``()`` here has shape ``(K,)``; see :mod:`lightning_tpauc.functional.pairwise`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -178,11 +176,10 @@ def _selected(theta: float, n: int, bound: str, kind: str) -> int:
     count = floor_count(theta, n)
     if count < 1:
         needed = ceil_count(1.0 / theta, 1)  # as many make theta n reach 1
-        msg = (
+        raise ArgumentError(
             f"The rectangle with {bound} needs at least {needed} {kind} scores, but got {n}. "
             "Widen the rectangle, or evaluate on more examples."
         )
-        raise ArgumentError(msg)
     return count
 
 

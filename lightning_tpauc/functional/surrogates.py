@@ -1,7 +1,5 @@
 """Surrogate losses l(t) of t = h_j - h_i, the score of a negative minus the score of a positive."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -32,8 +30,9 @@ class PowerForm:
 
     def __post_init__(self) -> None:
         if self.degree not in (1, 2) or (self.two_sided and self.degree != 2):
-            msg = f"Expected `degree` to be 1 or 2, and 2 if `two_sided`, but got {self}. Leave `power` out."
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"Expected `degree` to be 1 or 2, and 2 if `two_sided`, but got {self}. Leave `power` out."
+            )
 
     def value(self, t: Tensor) -> Tensor:
         """The loss of score differences."""
@@ -90,16 +89,16 @@ class Surrogate:
 
     def __post_init__(self) -> None:
         if self.power is not None and self.inverse is None:
-            msg = f"Expected `inverse` of the surrogate {self.name!r}, because it has a `power` form, but got None."
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"Expected `inverse` of the surrogate {self.name!r}, because it has a `power` form, but got None."
+            )
         margins = [piece.margin for piece in self.pieces]
         falling = self.monotone and margins == sorted(set(margins), reverse=True)
         if isinstance(self.power, tuple) and (not margins or not falling or any(p.two_sided for p in self.power)):
-            msg = (
+            raise ArgumentError(
                 f"Expected the pieces of `power` of the surrogate {self.name!r} to be one-sided, with falling margins "
                 f"and a sum that is `monotone`, but got {self.power!r} with monotone={self.monotone!r}."
             )
-            raise ArgumentError(msg)
 
     @property
     def pieces(self) -> tuple[PowerForm, ...]:
@@ -175,8 +174,9 @@ def _built_in(name: str, margin: float, scale: float) -> Surrogate:
     power: tuple[PowerForm, ...] | None = None
     if name != "logistic":
         if margin == 0.0:
-            msg = f"Expected `margin` to be above 0 for {name!r}, which rises over that width, but got {margin!r}."
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"Expected `margin` to be above 0 for {name!r}, which rises over that width, but got {margin!r}."
+            )
         if name == "ramp":
             power = PowerForm(margin, 1, coefficient=1.0 / margin), PowerForm(0.0, 1, coefficient=-1.0 / margin)
         else:
@@ -240,8 +240,9 @@ def get_surrogate(surrogate: str | Surrogate, margin: float = 1.0, scale: float 
     if isinstance(surrogate, Surrogate):
         return surrogate
     if surrogate not in surrogate_names():
-        msg = f"Expected `surrogate` to be one of {', '.join(surrogate_names())} or a Surrogate, but got {surrogate!r}."
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"Expected `surrogate` to be one of {', '.join(surrogate_names())} or a Surrogate, but got {surrogate!r}."
+        )
     margin, scale = require_range("margin", margin, 0.0), require_range("scale", scale, 0.0, open_low=True)
     return _FACTORIES[surrogate](margin, scale)
 
@@ -268,13 +269,13 @@ def register_surrogate(name: str, factory: SurrogateFactory) -> None:
         tensor([1.])
     """
     if not name or name in _FACTORIES:
-        msg = f"Expected `name` to be a non-empty string of your own, but {name!r} is taken or empty."
-        raise ArgumentError(msg)
+        raise ArgumentError(f"Expected `name` to be a non-empty string of your own, but {name!r} is taken or empty.")
     given: Any = factory
     built = given(0.5, 1.0) if callable(given) else given
     if not isinstance(built, Surrogate):
-        msg = f"Expected `factory` to be a function of (margin, scale) that returns a Surrogate, but got {built!r}."
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"Expected `factory` to be a function of (margin, scale) that returns a Surrogate, but got {built!r}."
+        )
     _check_loss(built)
     _FACTORIES[name] = lru_cache(factory)
 

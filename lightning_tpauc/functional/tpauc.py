@@ -9,8 +9,6 @@ One score per example is one column of scores. Of several columns nothing is poo
 and an entry that was not measured counts for no class of its label only.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -183,8 +181,7 @@ class AskedAreas:
     def weights(self, sample_weight: Any, labels: Tensor) -> Tensor | None:
         """The checked weights of the examples, float64 ``(N,)``."""
         if sample_weight is not None and self.thresholds is not None:
-            msg = "`sample_weight` needs every score: leave out `thresholds`."
-            raise ArgumentError(msg)
+            raise ArgumentError("`sample_weight` needs every score: leave out `thresholds`.")
         return checks.as_weights(sample_weight, labels if labels.ndim == 1 else labels.new_full(labels.shape[:1], -1))
 
     def exact(self, scores: Tensor, labels: Tensor, weights: Tensor | None = None) -> list[LabelArea]:
@@ -236,17 +233,18 @@ def _check_task(task: Any, num_classes: Any, num_labels: Any, average: Any) -> N
     checks.check_choice(task, "task", ("binary", "multiclass", "multilabel"))
     for name, value, owner in (("num_classes", num_classes, "multiclass"), ("num_labels", num_labels, "multilabel")):
         if (value is not None) != (task == owner):
-            msg = f"Expected `{name}` with `task='{owner}'` and only there, but got {value!r} with `task={task!r}`."
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"Expected `{name}` with `task='{owner}'` and only there, but got {value!r} with `task={task!r}`."
+            )
     if task == "binary" and average != "macro":
-        msg = f"Expected `average` only with several labels or classes, but got {average!r} with `task='binary'`."
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"Expected `average` only with several labels or classes, but got {average!r} with `task='binary'`."
+        )
     if average not in ("macro", "weighted", "none", None):
-        msg = (
+        raise ArgumentError(
             f"Expected `average` to be 'macro', 'weighted', 'none' or `None`, but got {average!r}. To pool scores of "
             "all labels, pass `.flatten()` of both to the binary metric."
         )
-        raise ArgumentError(msg)
 
 
 def _of_columns(bound: Any, name: str, count: int | None) -> list[Any]:
@@ -258,6 +256,7 @@ def _of_columns(bound: Any, name: str, count: int | None) -> list[Any]:
     if not isinstance(bound, (list, tuple)):
         return [bound] * count
     if len(bound) != count:
-        msg = f"Expected `{name}` to be one number, or one for each of the {count} labels, but got {len(bound)}."
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"Expected `{name}` to be one number, or one for each of the {count} labels, but got {len(bound)}."
+        )
     return list(bound)

@@ -1,7 +1,5 @@
 """Trainers inside of something else, which says itself what there is to say."""
 
-from __future__ import annotations
-
 import logging
 import os
 import warnings

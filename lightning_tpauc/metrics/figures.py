@@ -1,7 +1,5 @@
 """Pictures: ROC curves with their rectangles, the scores of both classes, and a callback that shows them in loggers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -127,8 +125,7 @@ class ROCFigure(Callback):
 
     def __init__(self, every_n_validations: int = 1) -> None:
         if every_n_validations < 1:
-            msg = f"Expected `every_n_validations` to be at least 1, but got {every_n_validations}."
-            raise ArgumentError(msg)
+            raise ArgumentError(f"Expected `every_n_validations` to be at least 1, but got {every_n_validations}.")
         import_extra("matplotlib", "plot")
         self.every_n_validations = every_n_validations
         self._validations = 0

@@ -1,7 +1,5 @@
 """The exact training objective, and where the ROC curve crosses the borders of the rectangle, as metrics."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 
@@ -84,8 +82,7 @@ class ExactObjective(ScoreMetric):
     def compute(self) -> Tensor:
         """The objective over everything collected, on all processes."""
         if self.collected_weights() is not None:
-            msg = "The objective counts every example once: leave out `sample_weight`."
-            raise ArgumentError(msg)
+            raise ArgumentError("The objective counts every example once: leave out `sample_weight`.")
         scores, labels = self.collected()
         seen = scores.sigmoid() if self.score_activation == "sigmoid" else scores
         return self.result(objective_of(seen, labels, self.min_tpr, self.max_fpr, self.surrogate))

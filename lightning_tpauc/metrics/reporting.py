@@ -80,8 +80,9 @@ def as_rectangles(pairs: Any) -> list[Rectangle]:
     try:
         return [Rectangle(*check_rectangle(*pair)) for pair in pairs]
     except TypeError:
-        msg = f"Expected `rectangles` to be pairs (min_tpr, max_fpr), such as [(0.7, 0.3)], but got {pairs!r}."
-        raise ArgumentError(msg) from None
+        raise ArgumentError(
+            f"Expected `rectangles` to be pairs (min_tpr, max_fpr), such as [(0.7, 0.3)], but got {pairs!r}."
+        ) from None
 
 
 def metric_name(rectangle: Rectangle) -> str:
@@ -130,8 +131,9 @@ class Report:
         self.metrics = _checked({} if metrics is None else metrics)
         taken = sorted({*self.metrics} & {*_TAKEN, *map(metric_name, self.rectangles)})
         if taken:
-            msg = f"`metrics` has {taken[0]!r}, a name that ours are logged under. Give it another: `{{'mine': it}}`."
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"`metrics` has {taken[0]!r}, a name that ours are logged under. Give it another: `{{'mine': it}}`."
+            )
 
     def values(
         self,
@@ -234,13 +236,15 @@ def _checked(given: Any) -> dict[str, Metric]:
     try:
         parsed = given if isinstance(given, MetricCollection) else MetricCollection(given)
     except (TypeError, ValueError) as error:
-        msg = f"Expected `metrics` to be torchmetrics, alone, in a list or by name in a dictionary: {error}"
-        raise ArgumentError(msg) from error
+        raise ArgumentError(
+            f"Expected `metrics` to be torchmetrics, alone, in a list or by name in a dictionary: {error}"
+        ) from error
     metrics = {name: metric.clone() for name, metric in parsed.items(copy_state=False)}
     for name, metric in metrics.items():
         if getattr(metric, "num_classes", None) is not None:  # it would take a score for the number of a class
-            msg = f"Scores have no classes: for {name!r} in `metrics` take the binary metric, `task='binary'`."
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"Scores have no classes: for {name!r} in `metrics` take the binary metric, `task='binary'`."
+            )
         for part in _parts(metric):
             part.distributed_available_fn = _alone  # it gets the scores of all processes
     return metrics
@@ -266,8 +270,9 @@ def further_value(metric: Metric, scored: Scored, thresholds: Sequence[float | N
     counted = (scored.target >= 0).reshape(len(scored.target), -1).any(1)
     scores, target, kind = scored.raw[counted], scored.target[counted].long(), type(metric).__name__
     if bool((target < 0).any()) and getattr(metric, "ignore_index", None) != IGNORED:
-        msg = f"{kind} of `metrics` would count entries that were not measured: pass `ignore_index=-1` to it."
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{kind} of `metrics` would count entries that were not measured: pass `ignore_index=-1` to it."
+        )
     if not len(scores):
         return torch.tensor(math.nan, device=scores.device)
     if not isinstance(metric, ScoreMetric):
@@ -281,8 +286,7 @@ def further_value(metric: Metric, scored: Scored, thresholds: Sequence[float | N
     metric.reset()
     if not isinstance(value, Tensor) or value.numel() != 1:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        msg = f"Expected each of `metrics` to compute one number, but {kind} gave {got}."
-        raise ArgumentError(msg)
+        raise ArgumentError(f"Expected each of `metrics` to compute one number, but {kind} gave {got}.")
     return value.reshape(())
 
 

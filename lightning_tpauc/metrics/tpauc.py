@@ -224,8 +224,9 @@ class TwoWayPartialAUROC(ScoreMetric):
 
         named = {label: self, **(others or {})}
         if others and (val is not None or any(metric._score_row for metric in named.values())):
-            msg = "`plot(others=...)` computes values: leave out `val`, and pass metrics of one score per example."
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                "`plot(others=...)` computes values: leave out `val`, and pass metrics of one score per example."
+            )
         one_number = isinstance(val, Real) or (isinstance(val, Tensor) and val.numel() == 1)
         if val is not None and (self._score_row or not one_number):
             return super().plot(val, ax)

@@ -1,7 +1,5 @@
 """What validation and test do: they measure scores."""
 
-from __future__ import annotations
-
 import copy
 import math
 from bisect import bisect_right

@@ -1,7 +1,5 @@
 """Forward passes: how batches reach the model, and how its output becomes one score per example."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import re
@@ -130,11 +128,10 @@ def call_model(model: Callable[..., Any], inputs: Any) -> Any:
             if len(entries) == 1:  # the model takes this entry, and not the mapping
                 return model(inputs[entries[0]])
             what = f" ({', '.join(map(str, inputs))})"
-        msg = (
+        raise ArgumentError(
             f"The model can't compute with these inputs: {error!r}. It got the {len(inputs)} entries of an item{what} "
             f"as one {type(inputs).__name__}. Let `forward` take one argument for each; leave out what is no input."
-        )
-        raise ArgumentError(msg) from error
+        ) from error
 
 
 def _signature(model: Callable[..., Any]) -> inspect.Signature | None:
@@ -176,8 +173,7 @@ def _arguments(model: Callable[..., Any], inputs: Any) -> tuple[list[Any], dict[
     if missing:
         needed, held = " and ".join(f"`{name}`" for name in missing), ", ".join(offered)
         remedy = "Let the data set's items hold them, or write a `forward(batch)`."
-        msg = f"`forward` of the model requires {needed}, but the batches hold {held}. {remedy}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"`forward` of the model requires {needed}, but the batches hold {held}. {remedy}")
     if others and not takes_any:
         warn_on_rank_zero(
             f"`forward` of the model takes no {' and no '.join(f'`{name}`' for name in others)}, which the batches "
@@ -205,8 +201,7 @@ def scores_of(output: Any) -> Tensor:
         parts = map(repr, output) if isinstance(output, Mapping) else (type(part).__name__ for part in output)
         got += f" of {', '.join(parts)}"
     expected = "Expected `forward` to return one score per example, a float tensor (N,) or (N, 1)"
-    msg = f"{expected}, but got {got}. Return the scores alone, from before any `argmax` or threshold."
-    raise ArgumentError(msg)
+    raise ArgumentError(f"{expected}, but got {got}. Return the scores alone, from before any `argmax` or threshold.")
 
 
 def shaped_scores(scores: Tensor, names: Sequence[str] | None = None) -> Tensor:
@@ -225,20 +220,18 @@ def shaped_scores(scores: Tensor, names: Sequence[str] | None = None) -> Tensor:
             return scores.reshape(-1)
         if scores.ndim == 2 and scores.shape[1] == 2:
             return scores[:, 1] - scores[:, 0]
-        msg = (
+        raise ArgumentError(
             "Expected `forward` to return one score per example, shape (N,) or (N, 1), or the logits of two classes, "
             f"(N, 2), but got {tuple(scores.shape)}. Several labels need data with a column for each."
         )
-        raise ArgumentError(msg)
     columns = scores.shape[1] if wide else 1
     if columns == len(names) == math.prod(scores.shape[1:]):
         return scores.reshape(-1, columns)
     outputs = "one output" if columns == 1 else f"{columns} outputs"
-    msg = (
+    raise ArgumentError(
         f"The model has {outputs}, shape {tuple(scores.shape)}, but there are {len(names)} labels: "
         f"{', '.join(names[:6])}. Give it an output for each, as `num_labels={len(names)}` does for our models."
     )
-    raise ArgumentError(msg)
 
 
 def device_batches(
@@ -284,8 +277,9 @@ def explained_inputs(inputs: Any, model: nn.Module) -> Iterator[None]:
         made = ((name, p) for name, p in model.named_parameters() if not isinstance(p, UninitializedParameter))
         weight = next((f", and the model's first weight, `{name}`, is {_described(p)}" for name, p in made), "")
         remedy = "Convert a dtype with, for instance, `x.float()`. If these two fit, look at a later layer."
-        msg = f"The model can't compute with these inputs: {error}. A batch of them is {found}{weight}. {remedy}"
-        raise ArgumentError(msg) from error
+        raise ArgumentError(
+            f"The model can't compute with these inputs: {error}. A batch of them is {found}{weight}. {remedy}"
+        ) from error
 
 
 def _described(tensor: Tensor) -> str:

@@ -1,7 +1,5 @@
 """Labels: which ones the data of a run have, what is asked of each, and where those of a batch are."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -83,19 +81,20 @@ def check_label_settings(given: Any) -> LabelSettings:
     given = {} if given is None else given
     example = "{'liver': {'min_tpr': 0.8, 'max_fpr': 0.2, 'weight': 2.0}}"
     if not isinstance(given, Mapping) or not all(isinstance(own, Mapping) for own in given.values()):
-        msg = f"Expected `tasks` to hold options of labels by name or position, such as {example}, but got {given!r}."
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"Expected `tasks` to hold options of labels by name or position, such as {example}, but got {given!r}."
+        )
     for label, own in given.items():
         unknown = [name for name in own if name not in _OPTIONS]
         if unknown:
-            msg = f"`tasks` has {unknown[0]!r} for {label!r}, but knows {', '.join(_OPTIONS)}: {example}."
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"`tasks` has {unknown[0]!r} for {label!r}, but knows {', '.join(_OPTIONS)}: {example}."
+            )
         try:
             check_rectangle(own.get("min_tpr", 0.0), own.get("max_fpr", 1.0))
             require_range("weight", own.get("weight", 1.0), 0.0)
         except ArgumentError as error:
-            msg = f"`tasks` of {label!r}: {error}"
-            raise ArgumentError(msg) from None
+            raise ArgumentError(f"`tasks` of {label!r}: {error}") from None
     return {label: {name: float(value) for name, value in own.items()} for label, own in given.items()}
 
 
@@ -111,8 +110,9 @@ def by_position(given: LabelSettings, names: tuple[str, ...]) -> dict[int, Mappi
         # a number that is a position, and the name of another label, could mean either
         if str(label) not in places or (isinstance(label, int) and places[str(label)] != label):
             there = listed(names) or "not several"
-            msg = f"`tasks` has options of {label!r}, but the data's labels are {there}. Pass a name as text."
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"`tasks` has options of {label!r}, but the data's labels are {there}. Pass a name as text."
+            )
     return {places[str(label)]: own for label, own in given.items()}
 
 
@@ -144,11 +144,10 @@ def labels_to_evaluate(module: ScoringModel, trainer: Trainer, stage: str) -> La
     if stage == TrainerFn.FITTING:
         labels = labels_of_data(source, settings, getattr(module, "num_positives", None))
         if labels is not None and not module.algorithm.takes_tasks:
-            msg = (
+            raise UnsupportedError(
                 f"{type(module.algorithm).__name__} trains one label, but the data have {len(labels.names)}: "
                 f"{listed(labels.names)}. Take STACO, SOTA, SOTAs or CrossEntropy, or pass one column of labels."
             )
-            raise UnsupportedError(msg)
         if known and labels and known.names != labels.names and {*known.names} == {*labels.names}:
             text = f"The model's outputs were trained for the labels {listed(known.names)}, now {listed(labels.names)}"
             rank_zero_warn(f"{text}. Pass the columns in the former order.", category=TPAUCWarning)
@@ -165,8 +164,9 @@ def labels_to_evaluate(module: ScoringModel, trainer: Trainer, stage: str) -> La
     # arrays have no names: their columns stand for the labels in order, as those of a `val_dataset` do
     if found.names not in (known.names, tuple(map(str, range(len(known.names))))):
         trained = f"The model was trained for the labels {listed(known.names)}"
-        msg = f"{trained}, but the data's are {listed(found.names)}. Pass the same columns in the same order."
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{trained}, but the data's are {listed(found.names)}. Pass the same columns in the same order."
+        )
     return known
 
 
@@ -198,8 +198,7 @@ def inputs_and_target(batch: Any, known: Any = None, num_labels: int | None = No
     inputs, label = _taken_apart(batch, known)
     if not isinstance(label, Tensor):
         got, remedy = type(batch).__name__, "Let the data set return such pairs, or give it to PosNegDataModule."
-        msg = f"Expected batches (inputs, target) to validate and test on, but got a {got}. {remedy}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"Expected batches (inputs, target) to validate and test on, but got a {got}. {remedy}")
     return inputs, _integers(label, num_labels, may_miss=num_labels is not None)
 
 
@@ -233,11 +232,10 @@ def _taken_apart(batch: Any, known: Any, *, may_lack: bool = False) -> tuple[Any
     if labelled is None or not (labelled or may_lack):
         trained = "what was trained on is unknown" if known is None else f"the model was trained on inputs {known}"
         expected = "inputs or (inputs, target)" if may_lack else "(inputs, target)"
-        msg = (
+        raise ArgumentError(
             f"Expected batches {expected}, but got {len(batch)} entries, and {trained}: nobody knows which of them is "
             "the label. Let the data set return pairs, several inputs as a tuple of their own: `((a, b), target)`."
         )
-        raise ArgumentError(msg)
     return entries._replace(labelled=labelled).inputs_of(batch), batch[-1] if labelled else None
 
 
@@ -251,8 +249,9 @@ def _integers(target: Tensor, num_labels: int | None, *, may_miss: bool) -> Tens
     if not fits:
         expected = "one label" if num_labels is None else f"{num_labels} labels"
         asked = f"Expected {expected} per example in the batches, as the model was trained for"
-        msg = f"{asked}, but got shape {tuple(target.shape)}. Evaluate on the same columns, by a PosNegDataModule."
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{asked}, but got shape {tuple(target.shape)}. Evaluate on the same columns, by a PosNegDataModule."
+        )
     target = target.detach().reshape(len(target), *([] if num_labels is None else [num_labels]))
     known = (target == 0) | (target == 1)
     wrong = ~known & ~((target.isnan() | (target == -1)) & may_miss)
@@ -260,6 +259,7 @@ def _integers(target: Tensor, num_labels: int | None, *, may_miss: bool) -> Tens
         found, highest = target[wrong][0].item(), target.max().item()
         chosen = f"y == {highest:g}" if float(found).is_integer() else "y > 0.5"
         also = ", or nan or -1 for what was not measured," if may_miss else ""
-        msg = f"Expected labels 0 and 1{also} in the batches, but found {found:g}. Pass, for instance, ({chosen})."
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"Expected labels 0 and 1{also} in the batches, but found {found:g}. Pass, for instance, ({chosen})."
+        )
     return target.where(known, -1).long()

@@ -1,7 +1,5 @@
 """Writes predictions to a file."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Mapping
@@ -74,16 +72,18 @@ class PredictionWriter(Callback):
         self._parts: list[dict[str, Tensor]] = []
         self._ids: Any = None
         if self.path.suffix.lower() != ".csv":
-            msg = f"Expected `path` to end in .csv, the format that PredictionWriter writes, but got {str(path)!r}."
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"Expected `path` to end in .csv, the format that PredictionWriter writes, but got {str(path)!r}."
+            )
 
     @override
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget earlier predictions and find the folder."""
         self._parts = []
         if len(trainer.num_predict_batches) > 1:
-            msg = "PredictionWriter takes one data loader, but there are several. Predict on each by itself."
-            raise UnsupportedError(msg)
+            raise UnsupportedError(
+                "PredictionWriter takes one data loader, but there are several. Predict on each by itself."
+            )
         self._ids = getattr(CombinedLoader(trainer.predict_dataloaders).flattened[0], "ids", None)
         folder = trainer.log_dir  # collective: rank 0 says
         if self._given is None:
@@ -94,8 +94,9 @@ class PredictionWriter(Callback):
         except OSError as error:
             why = error.strerror
         if why is not None:
-            msg = f"Predictions can't be written to `path`, {str(self.path)!r}: {why}. Choose another file."
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"Predictions can't be written to `path`, {str(self.path)!r}: {why}. Choose another file."
+            )
 
     @override
     def on_predict_batch_end(
@@ -114,8 +115,9 @@ class PredictionWriter(Callback):
         if not isinstance(score, Tensor) or score.shape[1:] != (() if labels is None else (len(keys),)):
             shape, name = "(N,)" if labels is None else f"(N, {len(keys)})", type(pl_module).__name__
             got = f"shape {tuple(score.shape)}" if isinstance(score, Tensor) else f"a {type(outputs).__name__}"
-            msg = f"Expected `predict_step` of {name} to return {{'score': tensor {shape}}}, but got {got}."
-            raise UnsupportedError(msg)
+            raise UnsupportedError(
+                f"Expected `predict_step` of {name} to return {{'score': tensor {shape}}}, but got {got}."
+            )
         ids = outputs.get("example_id")
         if ids is None:
             (loader,) = CombinedLoader(trainer.predict_dataloaders).flattened
@@ -191,8 +193,9 @@ def _positions(loader: Any, batch_idx: int, count: int, first: int) -> Tensor:
     elif getattr(loader, "num_workers", 0) > 1:
         why = "several workers take turns"
     if why is not None:
-        msg = f"It is unknown which examples the batches hold: {why}. Predict on a PosNegDataModule, or in order."
-        raise UnsupportedError(msg)
+        raise UnsupportedError(
+            f"It is unknown which examples the batches hold: {why}. Predict on a PosNegDataModule, or in order."
+        )
     if not isinstance(loader, DataLoader) and batch_idx == 0:
         text = f"`example_id` numbers the examples of a {type(loader).__name__} as they come: wrong if it shuffles"
         rank_zero_warn(f"{text}. Predict on a PosNegDataModule or a DataLoader.", category=TPAUCWarning)

@@ -326,8 +326,9 @@ class DecisionThreshold(Callback):
         """Check that there is one such callback."""
         callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
         if sum(isinstance(callback, DecisionThreshold) for callback in callbacks) > 1:
-            msg = "The Trainer has several DecisionThreshold: a module has one threshold. Keep one of them."
-            raise UnsupportedError(msg)
+            raise UnsupportedError(
+                "The Trainer has several DecisionThreshold: a module has one threshold. Keep one of them."
+            )
 
     @override
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
