@@ -55,7 +55,7 @@ def uneven_columns(inputs: Any, model: nn.Module) -> str | None:
 
 
 def look_at_rectangle(algorithm: Algorithm, trainer: Trainer) -> None:
-    """Warn if it holds too few examples of a PosNegDataModule's batch, or if its bounds seem to be swapped."""
+    """Warn if it holds too few examples of a PosNegDataModule's batch."""
     low, high = algorithm.min_tpr, algorithm.max_fpr
     plans: Any = getattr(trainer.train_dataloader, "batch_plans", None)
     if algorithm.can_shrink_rectangle and algorithm.task_sizes is None and hasattr(plans, "most_positives"):
@@ -72,11 +72,6 @@ def look_at_rectangle(algorithm: Algorithm, trainer: Trainer) -> None:
                     f"`{argument}` to {needed} or more, if there are so many, or ask for a larger rectangle."
                 )
                 break
-    if 0.0 < low <= 0.2 and 0.8 <= high < 1.0:
-        advise(
-            f"min_tpr={low:g} and max_fpr={high:g} demand little: to find {low:g} of the positives with false alarms "
-            f"for {high:g} of the negatives. If {high:g} should be found, pass min_tpr={high:g} and max_fpr={low:g}."
-        )
 
 
 def look_at_chunks(module: ScoringModel) -> None:

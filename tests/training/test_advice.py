@@ -3,7 +3,6 @@
 import math
 import re
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -14,7 +13,7 @@ from torch import nn
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.errors import NonFiniteError, TPAUCAdvice
-from lightning_tpauc.training.guards import look_at_rectangle, uneven_columns
+from lightning_tpauc.training.guards import uneven_columns
 from tests.helpers.problems import bare_trainer, noisy_labels
 
 
@@ -27,20 +26,6 @@ def said(speak):
 
 
 # ---------------------------------------------------------------- few pairs
-
-
-@pytest.mark.parametrize(
-    "rectangle", [(0.8, 0.2), (0.5, 0.5), (0.25, 0.75), (0.0, 1.0), (0.0, 0.9), (0.1, 1.0), (0.2, 0.75), (0.25, 0.8)]
-)
-def test_rectangles_that_may_be_meant(rectangle):
-    trainer = SimpleNamespace(train_dataloader=None)
-    assert said(lambda: look_at_rectangle(STACO(*rectangle), trainer)) == []
-
-
-def test_bounds_taken_for_each_other_are_said_once():
-    text = "If 0.9 should be found, pass min_tpr=0.9 and max_fpr=0.1."
-    texts = fit(noisy_labels(100, 4, 0.5), STACO(0.1, 0.9), num_pos=8, num_neg=16, steps=10)
-    assert [text in line for line in texts].count(True) == 1
 
 
 def fit(data, algorithm=None, stages=None, lr=0.05, steps=60, **kwargs):
