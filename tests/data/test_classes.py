@@ -57,7 +57,7 @@ def test_accuracy_is_that_of_the_score_furthest_above_its_threshold():
         "enable_checkpointing": False,
         "enable_model_summary": False,
     }
-    trainer = Trainer(accelerator="cpu", max_epochs=60, **quiet)
+    trainer = Trainer(accelerator="cpu", max_epochs=30, **quiet)
     trainer.fit(module, data)
     found = trainer.validate(module, data, verbose=False)[0]["val/accuracy"]
     (predicted,), (batch,) = trainer.predict(module, data), data.val_dataloader()
