@@ -303,11 +303,6 @@ class Pairs:
         """``(S,)``, the mean excess losses on the dual negatives; :attr:`excess` where there are no others."""
         return self.dual.excess
 
-    def gradients(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        r"""The gradients of :math:`\sum_i y_i\,\mathrm{excess}_i` by the positives' and the negatives' scores."""
-        of_pos, of_neg = self._sums.grad_sums(y.to(self.pos.dtype) / column(self.num_neg))
-        return -of_pos, of_neg
-
     def weighted_sum(self, weights: Tensor) -> Tensor:
         r""":math:`\sum_i y_i\,\mathrm{excess}_i`, differentiable with respect to the scores.
 
