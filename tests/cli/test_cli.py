@@ -484,7 +484,9 @@ def test_nothing_but_results_greets_a_newcomer(tmp_cwd):
         "GPU available",
         "TPU available",
         "`Trainer.fit` stopped",
-        "The model holds the weights that",
+        "Threshold ",
+        "No guarantee for new examples.",
+        "The model has the weights that",
     )
     said = [line for line in run.stderr.splitlines() if line and not line.startswith(allowed)]
     # Lightning's summary of the model, which is a picture where rich is installed
