@@ -3,8 +3,9 @@
     python benchmarks/gpu_check.py
 
 Prints a line for each check and exits with 1 if one fails. On a GPU: the same trajectory as on the CPU, training steps
-in which the host never waits for the device, mixed precision with the proximal term, a compiled backbone, a resumed
-run, the guard against non-finite numbers, and two processes that share the device.
+in which the host never waits for the device, launches and times of a step beside cross-entropy with fused Adam, mixed
+precision with the proximal term, a compiled backbone, a resumed run, the guard against non-finite numbers, and two
+processes that share the device.
 """
 
 from __future__ import annotations
@@ -198,6 +199,66 @@ def check_no_waiting() -> str:
     return f"{len(METHODS)} methods, {watch.steps} steps each"
 
 
+class Launches(Callback):
+    """Kernels that 20 steps launch, and the seconds that 100 further ones take."""
+
+    first, profiled, last = 20, 40, 140
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Begin either after a pause, so that nothing of the steps before is counted."""
+        if trainer.global_step in (self.first, self.profiled):
+            torch.cuda.synchronize()
+            self.began = time.perf_counter()
+        if trainer.global_step == self.first:
+            self.profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+            self.profile.start()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Stop and count."""
+        if trainer.global_step == self.profiled:
+            torch.cuda.synchronize()
+            self.profile.stop()
+            calls = [event for event in self.profile.key_averages() if "LaunchKernel" in event.key]
+            self.launches = sum(event.count for event in calls) / (self.profiled - self.first)
+        elif trainer.global_step == self.last:
+            torch.cuda.synchronize()
+            self.seconds = (time.perf_counter() - self.began) / (self.last - self.profiled)
+
+
+class Plain(LightningModule):
+    """Cross-entropy with torch's fused Adam."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = make_net()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """On the batches of the other side, whose first rows are positive."""
+        scores = self.net(batch.inputs)[:, 0]
+        target = (torch.arange(len(scores), device=scores.device) < batch.num_pos).float()
+        return nn.functional.binary_cross_entropy_with_logits(scores, target)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Fused."""
+        return torch.optim.Adam(self.parameters(), lr=0.01, fused=True)
+
+
+def check_launches() -> str:
+    """A step with all defaults against one of cross-entropy."""
+    need_gpu("launches and times of a step")
+    found = []
+    for module in (TPAUCModule(make_net()), Plain()):
+        counted = Launches()
+        options: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        options |= {"enable_model_summary": False, "num_sanity_val_steps": 0, "limit_val_batches": 0}
+        run = Trainer(accelerator="gpu", devices=1, max_epochs=-1, max_steps=150, callbacks=[counted], **options)
+        run.fit(module, make_data())
+        found.append(f"{counted.launches:.0f} launches, {1e3 * counted.seconds:.2f} ms")
+    return f"a step {found[0]}; cross-entropy with fused Adam {found[1]}"
+
+
 def check_mixed(precision: str, fused: bool) -> str:
     """Ten steps of STACO2 against float32; a gradient scaler itself reads one flag per step from the device."""
     options: dict[str, Any] = {"precision": precision}
@@ -317,6 +378,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "two ranks equal one, on the CPU": check_two_ranks_cpu,
     "CPU and GPU give one trajectory": check_parity,
     "no step waits for the device": check_no_waiting,
+    "launches and times of a step": check_launches,
     "bf16-mixed": lambda: check_mixed("bf16-mixed", fused=False),
     "16-mixed": lambda: check_mixed("16-mixed", fused=False),
     "16-mixed, fused optimizer": lambda: check_mixed("16-mixed", fused=True),
