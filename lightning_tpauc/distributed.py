@@ -90,8 +90,8 @@ def gather_scores(
     shares = tuple(gather_objects(sizes)) if shares is None else shares
     if len(shares) != world or shares[rank()] != sizes:
         raise ArgumentError(
-            f"Expected `shares` to hold the sizes of {world} ranks with {sizes} at rank {rank()}, but got {shares}: "
-            "the batch was made for another number of processes. Build its loader after the process group."
+            f"Expected `shares` of {world} ranks, {sizes} at rank {rank()}, but got {shares}. Build the loader of "
+            "the batch after the process group."
         )
     # an example's scores lie together, so that those of all tasks are cut like those of one
     scores = torch.cat([pos, neg, dual], -1).movedim(-1, 0)

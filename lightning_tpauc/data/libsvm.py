@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import io
 import lzma
-import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,7 +23,6 @@ from lightning_tpauc.files import replacing
 from lightning_tpauc.functional.checks import require_range
 
 _ROWS_AT_ONCE = 1 << 16
-_PAIRS = ((-1.0, 1.0), (0.0, 1.0), (1.0, 2.0))
 _OPENERS: dict[str, Any] = {".bz2": bz2.open, ".xz": lzma.open, ".gz": gzip.open}
 
 
@@ -41,8 +39,7 @@ class LIBSVMDataModule(SourceDataModule):
             [0, 1); 0.995 in the paper's HIGGS and SUSY.
         standardize: whether to shift and scale features to mean 0 and standard deviation 1 over the training rows,
             without validation rows.
-        positive_label: the label of the positive class; all others are negative. ``None``: the larger of -1/1, 0/1 or
-            1/2.
+        positive_label: the label of the positive class; all others are negative. ``None``: the larger one of two.
         zero_based: whether feature indices start at 0; LIBSVM's start at 1.
         cache_dir: where to cache parsed arrays; ``None``: ``$XDG_CACHE_HOME/lightning_tpauc`` or
             ``~/.cache/lightning_tpauc``. Dense HIGGS takes 1.2 GiB.
@@ -144,8 +141,6 @@ class LIBSVMDataModule(SourceDataModule):
     def _without_positives(self, rows: NDArray[np.int64], labels: NDArray[np.int8], part: int) -> NDArray[np.int64]:
         positives = rows[labels[rows] == 1]
         left = len(positives) - round(self.remove_positives * len(positives))
-        if left == len(positives):
-            return rows
         kept = permute(np.arange(left), np.array(part), len(positives), seed=self.split_seed, purpose=Purpose.REMOVAL)
         return np.sort(np.concatenate([rows[labels[rows] == 0], positives[kept]]))
 
@@ -153,10 +148,10 @@ class LIBSVMDataModule(SourceDataModule):
 def _binary(labels: list[NDArray[np.float32]], positive: float | None, path: Path) -> list[NDArray[np.int8]]:
     """Labels as 0 and 1; the log says which is which."""
     values = np.unique(np.concatenate(labels)).tolist()
-    if positive is None:
-        positive = next((larger for smaller, larger in _PAIRS if set(values) <= {smaller, larger}), None)
+    if positive is None and len(values) == 2:
+        positive = values[1]
     if positive is None or positive not in values:
-        wanted = "labels -1/1, 0/1 or 1/2" if positive is None else f"positive label {positive}"
+        wanted = "two labels" if positive is None else f"positive label {positive}"
         raise DataError(f"Expected the {wanted} in {path}, but found {values[:6]}. Set `positive_label`.")
     rank_zero_info(f"{path}: label {positive:g} is the positive class; labels {[f'{v:g}' for v in values]}.")
     return [(part == positive).astype(np.int8) for part in labels]
@@ -174,7 +169,7 @@ def _parse(paths: Sequence[Path], zero_based: bool) -> list[NDArray[np.float32]]
             # Single lines of a compressed file are slow to read: buffers take a third off the time of ijcnn1.
             buffered = [io.BufferedReader(file, 1 << 20) for file in files]
             read = load_svmlight_files(buffered, dtype=np.float32, zero_based=zero_based)
-    except (OSError, EOFError, ValueError, OverflowError, lzma.LZMAError, zlib.error) as error:
+    except Exception as error:  # the decompressors have errors of their own
         raise DataError(
             f"{names} can't be read as svmlight text: {error}. Lines read `label index:value ...` with growing indices "
             "from 1; set `zero_based=True` if they start at 0. A compressed file that ends too early is incomplete."

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_tpauc.errors import ArgumentError, DataError
-from lightning_tpauc.functional.checks import is_real, is_whole
+from lightning_tpauc.functional.checks import check_choice, check_count
 
 Indices = NDArray[np.int64]
 Labels = NDArray[np.int8]
@@ -78,15 +78,6 @@ def check_sources(what: str, **sources: object) -> None:
         raise ArgumentError(msg)
 
 
-def as_fraction(fraction: Any, name: str = "val_fraction") -> float:
-    """A share as a Python float."""
-    if not is_real(fraction) or not 0.0 < fraction < 1.0:
-        raise ArgumentError(
-            f"Expected the fraction to hold out, `{name}`, to be a number in (0, 1), but got {fraction!r}."
-        )
-    return float(fraction)
-
-
 def holdout(
     labels: Labels, fraction: float, seed: int, groups: Indices | None = None, names: Names = None
 ) -> tuple[Indices, Indices]:
@@ -95,7 +86,6 @@ def holdout(
     Groups are put into 32 random orders. The first groups of an order are held out, up to some end. Of all orders and
     ends, the one is taken whose shares of the positives and of the negatives are nearest to ``fraction``.
     """
-    fraction = as_fraction(fraction)
     if groups is not None:
         return _group_holdout(labels, fraction, seed, groups, names)
     if labels.ndim == 2:
@@ -144,10 +134,8 @@ def cross_validation(
     """Rows of one fold, as (training, validation): scikit-learn's stratified folds where there is one label."""
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
-    if not (is_whole(num_folds) and is_whole(fold)) or num_folds < 2 or not 0 <= fold < num_folds:
-        raise ArgumentError(
-            f"Expected `fold` in 0 .. `num_folds` - 1 and at least 2 folds, but got fold {fold!r} of {num_folds!r}."
-        )
+    check_count(num_folds, "num_folds", 2)
+    check_choice(fold, "fold", range(num_folds))
     if groups is None and labels.ndim == 2:
         val = label_parts(labels, np.full(num_folds, 1.0 / num_folds), seed, names)[fold]
         return np.setdiff1d(np.arange(len(labels)), val, assume_unique=True), val
@@ -187,14 +175,12 @@ def _impossible(asked: str, labels: Labels, groups: Indices | None = None, names
     counts = _classes(labels) if groups is None else _counts_of_groups(labels, groups)
     having = (counts > 0).sum(axis=0).reshape(2, -1)
     label = int(having.min(axis=0).argmin())
-    by, unit = (" by `groups`", "groups") if groups is not None else ("", "rows")
-    which, column = "", ""
-    if labels.ndim == 2:
-        which, column = f" of label {names[label] if names else label}", ", or leave out that column of the labels"
+    unit = "rows" if groups is None else "groups"
+    which = f" of label {names[label] if names else label}" if labels.ndim == 2 else ""
     return (
-        f"Can't {asked}{by}, with both classes in every part: {having[0, label]} of {len(counts)} {unit} have "
-        f"positives{which}, and {having[1, label]} have negatives. Choose larger parts, pass finer groups or a "
-        f"`val_dataset`{column}."
+        f"Can't {asked}{'' if groups is None else ' by `groups`'}, with both classes in every part: "
+        f"{having[0, label]} of {len(counts)} {unit} have positives{which}, and {having[1, label]} have negatives. "
+        f"Choose larger parts, pass finer groups or a `val_dataset`{', or leave out that label' if which else ''}."
     )
 
 

@@ -11,7 +11,9 @@ import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import is_
 from pathlib import Path, PurePath
+from textwrap import shorten
 from typing import Any, TypeVar
 
 import numpy as np
@@ -53,21 +55,16 @@ def plain(value: Any, place: str) -> Any:
         return value
     if isinstance(value, Mapping):
         kind: Any = type(value) if type(value) in (OrderedDict, Counter) else dict
-        pairs = [(plain(key, f"{place}, key"), plain(part, f"{place}[{key!r}]")) for key, part in value.items()]
-        same = type(value) is kind and all(
-            k is old and v is value[old] for (k, v), old in zip(pairs, value, strict=True)
-        )
-        return value if same else kind(dict(pairs))  # a `state_dict` has metadata of its own
+        pairs = {plain(key, f"{place}, key"): plain(part, f"{place}[{key!r}]") for key, part in value.items()}
+        same = type(value) is kind and all(map(is_, [*pairs, *pairs.values()], [*value, *value.values()]))
+        return value if same else kind(pairs)  # a `state_dict` has metadata of its own
     if isinstance(value, (list, tuple, set, frozenset)) and not isinstance(value, torch.Size):
         kind = next((base for base in (list, tuple) if isinstance(value, base)), set)
         return kind(plain(part, f"{place}[{k}]") for k, part in enumerate(value))
-    if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
-        numeric = value.dtype.kind in "biufc"  # else text or objects; the copy is in the machine's byte order
-        return (
-            torch.from_numpy(value.astype(value.dtype.newbyteorder("="))) if numeric else plain(value.tolist(), place)
-        )
-    if isinstance(value, (np.number, np.bool_)):
-        return value.item()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":  # the copy is in the machine's byte order
+        return torch.from_numpy(value.astype(value.dtype.newbyteorder("=")))
+    if isinstance(value, (np.ndarray, np.number, np.bool_)):
+        return plain(value.tolist(), place)
     bases: tuple[tuple[type, Any], ...] = (int, int), (float, float), (str, str.__str__), (PurePath, str)
     for base, converted in bases:
         if isinstance(value, base):
@@ -174,18 +171,14 @@ def check_file(path: str | Path) -> None:
         )
     if Path(path).is_dir():
         raise CheckpointError(
-            f"The checkpoint {str(path)!r} is a folder, as ModelParallelStrategy writes with a file per process. "
-            "Resume it with that strategy, or pass it `save_distributed_checkpoint=False` for one file."
+            f"The checkpoint {str(path)!r} is a folder, as ModelParallelStrategy writes. Resume it with that strategy."
         )
     try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                part = archive.testzip()
-            damage = part and f"its part {part!r} has changed since it was written"
-        else:
-            damage = f"its {Path(path).stat().st_size} bytes end too early or were never a checkpoint"
+        with zipfile.ZipFile(path) as archive:
+            part = archive.testzip()
+        damage = part and f"its part {part!r} has changed"
     except Exception as error:  # zipfile fails with anything where a field has changed, such as the code of a name
-        damage = f"it can't be read ({error})"
+        damage = f"its content can't be read ({error})"
     if damage:
         raise CheckpointError(
             f"The checkpoint {str(path)!r} is not whole: {damage}. Take an earlier one, or copy it again."
@@ -221,25 +214,22 @@ def load_weights(module: nn.Module, path: str | Path) -> Mapping[str, Any]:
         raise CheckpointError(
             f"{start} {_reason(error)}. Save weights with `torch.save(model.state_dict(), path)`."
         ) from error
-    weights = content.get("state_dict", content) if isinstance(content, dict) else content
-    if not isinstance(weights, dict) or not any(isinstance(value, Tensor) for value in weights.values()):
-        raise CheckpointError(
-            f"{start} it holds {_held(content)} instead of weights by name, as `model.state_dict()` does."
-        )
+    weights: Any = content.get("state_dict", content) if isinstance(content, dict) else {}
     own, tensors = (
         {name: value for name, value in each.items() if isinstance(value, Tensor) and not name.endswith("_extra_state")}
         for each in (module.state_dict(), weights)
     )
-    both = [
-        own_names(module, {prefix + name: value for name, value in tensors.items()}) for prefix in ("", "backbone.")
-    ]
+    if not tensors:
+        raise CheckpointError(f"{start} it holds {_held(content)}, and no weights by name.")
+    both = [own_names(module, {f"{prefix}{name}": tensors[name] for name in tensors}) for prefix in ("", "backbone.")]
     found = max(both, key=lambda renamed: len(own.keys() & renamed.keys()))
-    names, sized = sorted(own.keys() ^ found.keys()), [name for name in own if not is_lazy(own[name])]
-    shapes = [name for name in sized if name in found and own[name].shape != found[name].shape]
-    if names or shapes:
-        what = f"one of them lacks {names[:3]}" if names else f"{shapes[:3]} have other shapes"
+    differ = sorted(own.keys() ^ found.keys()) or [
+        name for name in own if not is_lazy(own[name]) and own[name].shape != found[name].shape
+    ]
+    if differ:
+        kind = type(module).__name__
         raise CheckpointError(
-            f"{start} its weights do not fit {type(module).__name__}, {what}. Use the model that wrote the file."
+            f"{start} its weights do not fit {kind}, they differ in {differ[:3]}. Use the model that wrote the file."
         )
     with torch.no_grad():
         assign(own.values(), [found[name] for name in own])
@@ -251,13 +241,12 @@ def load_state(module: nn.Module, load: Callable[[], Any]) -> Any:
     try:
         return load()
     except RuntimeError as error:
-        _, _, what = " ".join(str(error).split()).partition(f"state_dict for {type(module).__name__}: ")
-        if not what:
+        name = type(module).__name__
+        _, found, what = str(error).partition(f"state_dict for {name}:")
+        if not found:
             raise
-        shown = what if len(what) < 300 else f"{what[:300]} ..."
-        raise CheckpointError(
-            f"The checkpoint's weights do not fit {type(module).__name__}: {shown} Use the model that wrote it."
-        ) from error
+        text = f"The checkpoint's weights do not fit {name}: {shorten(what, 300)} Use the model that wrote it."
+        raise CheckpointError(text) from error
 
 
 def own_names(module: nn.Module, state: dict[str, T]) -> dict[str, T]:

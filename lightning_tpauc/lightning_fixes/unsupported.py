@@ -21,95 +21,68 @@ from lightning_tpauc.metrics.reporting import better_mode
 warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
 
 _ACCUMULATION = (
-    "every batch is one step of the algorithm. Raise `num_pos` and `num_neg` of the data module, and where they do not "
-    "fit into memory, pass `chunk_size` to TPAUCModule."
-)
-_STRATEGY = (
-    "it hides or flattens the parameters, which the average of the weights needs. Use 'ddp', or "
-    "ModelParallelStrategy (FSDP2) for sharded parameters."
-)
-
-#: Callbacks, when they are refused (in every run, while fitting, or where weights are averaged), and why.
-_CALLBACKS: tuple[tuple[Any, str, str], ...] = (
-    (
-        (shipped.StochasticWeightAveraging, shipped.WeightAveraging),
-        "always",
-        "the weights are averaged already, by StageCallback. Remove it.",
-    ),
-    (
-        shipped.BaseFinetuning,
-        "averages",
-        "it would train weights that the average does not have. Train twice: first with `requires_grad_(False)` on "
-        "what is frozen, then everything, with the first run's checkpoint as `init_from`.",
-    ),
-    (
-        shipped.ModelPruning,
-        "averages",
-        "the result is an average of weights, in which zeros do not stay zeros. Prune the trained model with "
-        "`torch.nn.utils.prune`.",
-    ),
-    (
-        (shipped.LearningRateFinder, shipped.BatchSizeFinder),
-        "fits",
-        "neither `batch_size` nor how fast the loss falls decides here. Compare `val/tpauc` of short runs with `lr` of "
-        "1e-3, 1e-2, ..., raise `num_pos` and `num_neg`, and make a new Trainer if a Tuner put the callback there.",
-    ),
+    "every batch is one step of the algorithm. Raise `num_pos` and `num_neg` of the data module; if memory does not "
+    "suffice, pass `chunk_size` to TPAUCModule."
 )
 
 
 def refuse_unsupported(trainer: Trainer, further: Iterable[Callback] = ()) -> None:
     """Check the Trainer, before Lightning's own checks do, whose advice does not fit here."""
-    strategy, clip, accumulate = trainer.strategy, trainer.gradient_clip_val, trainer.accumulate_grad_batches
     callbacks: list[Any] = [*trainer.callbacks, *further]  # type: ignore[attr-defined]  # set in Trainer.__init__
     for part in (getattr(trainer, "datamodule", None), *callbacks):
         refuse_twin(type(part), type(part).__name__)
-    tensor_parallel = isinstance(strategy, ModelParallelStrategy) and strategy._tensor_parallel_size != 1
-    table = (
-        (
-            bool(clip),
-            f"Trainer(gradient_clip_val={clip})",
-            "the optimization is manual. Pass `gradient_clip_val` to TPAUCModule instead.",
-        ),
-        (accumulate != 1, f"Trainer(accumulate_grad_batches={accumulate})", _ACCUMULATION),
-        (isinstance(strategy, (FSDPStrategy, DeepSpeedStrategy, XLAStrategy)), type(strategy).__name__, _STRATEGY),
-        (
-            tensor_parallel,
-            "ModelParallelStrategy with tensor parallelism",
-            "ranks of one group would draw different examples. Pass `tensor_parallel_size=1` and the number of "
-            "processes as `data_parallel_size`.",
-        ),
-        *((True, type(callback).__name__, reason) for callback in callbacks for reason in _reasons(trainer, callback)),
-    )
-    for holds, what, reason in table:
-        if holds:
-            raise UnsupportedError(f"{what} can't work here: {reason}")
+    strategy, clip, accumulate = trainer.strategy, trainer.gradient_clip_val, trainer.accumulate_grad_batches
+    if clip:
+        reason = "the optimization is manual. Pass `gradient_clip_val` to TPAUCModule instead."
+        _refuse(f"Trainer(gradient_clip_val={clip})", reason)
+    if accumulate != 1:
+        _refuse(f"Trainer(accumulate_grad_batches={accumulate})", _ACCUMULATION)
+    if isinstance(strategy, (FSDPStrategy, DeepSpeedStrategy, XLAStrategy)):
+        reason = "it hides or flattens the parameters. Use 'ddp', or ModelParallelStrategy (FSDP2) to shard them."
+        _refuse(type(strategy).__name__, reason)
+    if isinstance(strategy, ModelParallelStrategy) and strategy._tensor_parallel_size != 1:
+        reason = "ranks of one group would draw different examples. Pass `tensor_parallel_size=1`."
+        _refuse("ModelParallelStrategy with tensor parallelism", reason)
     for callback in callbacks:
-        if (
-            isinstance(callback, (shipped.EarlyStopping, shipped.ModelCheckpoint))
-            and trainer.state.fn == TrainerFn.FITTING
-        ):
-            refuse_wrong_mode(callback)
+        _refuse_callback(trainer, callback)
 
 
-def _reasons(trainer: Trainer, callback: Callback) -> list[str]:
-    algorithm: Any = trainer.lightning_module.algorithm
+def _refuse_callback(trainer: Trainer, callback: Any) -> None:
+    algorithm: Any = getattr(trainer.lightning_module, "algorithm", None)
     fits = trainer.state.fn == TrainerFn.FITTING
-    keeps = algorithm.averages_iterates or algorithm.has_stages or algorithm.needs_previous
-    now = {"always": True, "fits": fits, "averages": fits and keeps}
-    reasons = [reason for kind, when, reason in _CALLBACKS if now[when] and isinstance(callback, kind)]
-    if isinstance(callback, shipped.GradientAccumulationScheduler) and callback.going_to_accumulate_grad_batches():
-        reasons.append(_ACCUMULATION)
-    if isinstance(callback, shipped.ModelCheckpoint) and callback._train_time_interval is not None:
-        reasons.append(
-            "`train_time_interval` never saves under manual optimization. Pass `every_n_train_steps` or "
-            "`every_n_epochs`."
+    averages = fits and (algorithm.averages_iterates or algorithm.has_stages or algorithm.needs_previous)
+    reason = None
+    if isinstance(callback, (shipped.StochasticWeightAveraging, shipped.WeightAveraging)):
+        reason = "the weights are averaged already, by StageCallback. Remove it."
+    elif averages and isinstance(callback, shipped.BaseFinetuning):
+        reason = (
+            "it would train weights that the average does not have. Train twice: with `requires_grad_(False)` on what "
+            "is frozen, then everything, with the first run's checkpoint as `init_from`."
         )
-    return reasons
+    elif averages and isinstance(callback, shipped.ModelPruning):
+        reason = "an average keeps no zeros. Prune the trained model with `torch.nn.utils.prune`."
+    elif fits and isinstance(callback, (shipped.LearningRateFinder, shipped.BatchSizeFinder)):
+        reason = (
+            "neither `batch_size` nor how fast the loss falls decides here. Compare `val/tpauc` of short runs, raise "
+            "`num_pos` and `num_neg`, and make a new Trainer if a Tuner put the callback there."
+        )
+    elif isinstance(callback, shipped.GradientAccumulationScheduler) and callback.going_to_accumulate_grad_batches():
+        reason = _ACCUMULATION
+    elif isinstance(callback, shipped.ModelCheckpoint) and callback._train_time_interval is not None:
+        reason = "`train_time_interval` never saves under manual optimization. Pass `every_n_train_steps`."
+    if reason is not None:
+        _refuse(type(callback).__name__, reason)
+    if fits and isinstance(callback, (shipped.EarlyStopping, shipped.ModelCheckpoint)):
+        refuse_wrong_mode(callback)
+
+
+def _refuse(what: str, reason: str) -> None:
+    raise UnsupportedError(f"{what} can't work here: {reason}")
 
 
 def refuse_wrong_mode(follower: Any) -> None:
     """Raise :class:`ArgumentError` if a callback or a scheduler would take the worst value for the best."""
-    better = better_mode(follower.monitor) if follower.monitor is not None else None
+    better = better_mode(follower.monitor or "")
     if better is not None and follower.mode != better:
         worst = {"max": "smallest", "min": "largest"}[better]
         raise ArgumentError(
@@ -134,10 +107,8 @@ def log_replicated(module: LightningModule, name: str, value: Tensor, *, prog_ba
 _TWINS = {"lightning": "pytorch_lightning", "pytorch_lightning": "lightning"}
 _PACKAGE, _OURS = LightningModule.__module__.split(".")[0], __name__.split(".")[0]
 #: Hooks that ours replace. What is said of ``training_step`` alone is no warning: replacing it is the purpose.
-_REPLACED = (
-    *("training_step", "validation_step", "test_step", "predict_step"),
-    *("on_validation_epoch_end", "on_test_epoch_end"),
-)
+_REPLACED = [f"{kind}_step" for kind in ("training", "validation", "test", "predict")]
+_REPLACED += ["on_validation_epoch_end", "on_test_epoch_end"]
 
 
 def refuse_twin(cls: type, what: str) -> None:
@@ -179,8 +150,7 @@ def say_replaced(cls: type, ours: type) -> None:
     later = cls.__mro__[cls.__mro__.index(ours) + 1 :]
     theirs = [base for base in later if _root(base) not in (_OURS, *_TWINS, "torch")]
     kept = [name for name in _REPLACED if getattr(cls, name) is getattr(ours, name)]
-    owners = [(name, next((base.__name__ for base in theirs if name in vars(base)), None)) for name in kept]
-    replaced = [f"{owner}.{name}" for name, owner in owners if owner is not None]
+    replaced = [f"{base.__name__}.{name}" for name in kept for base in theirs if name in vars(base)]
     if replaced:
         rank_zero_warn(
             f"{cls.__name__} does not call {', '.join(replaced)}, nor logs what they log: TPAUCModule trains and "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -11,7 +11,6 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
-from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional.checks import as_pair, as_weights, check_ignore_index, checked_pair, eager, rankable
 
 #: Processes tell each other the dtype of their scores by its place here.
@@ -161,12 +160,7 @@ class ScoreMetric(Metric):
         super()._reduce_states(joined)
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
-        """Plot one or several values, in a sequence, tensor or array; see :meth:`torchmetrics.Metric.plot`."""
-        import_extra("matplotlib", "plot")
-        if isinstance(val, Sequence):
-            val = [torch.as_tensor(single) for single in val]
-        elif val is not None and not isinstance(val, Mapping):
-            val = torch.as_tensor(val)
+        """Plot one value, or several in a sequence or tensor; see :meth:`torchmetrics.Metric.plot`."""
         return self._plot(val, ax)
 
     def _sync_dist(

@@ -205,8 +205,8 @@ class TwoWayPartialAUROC(ScoreMetric):
         Under several processes all of them have to call this.
 
         Args:
-            val: value to print; computed if ``None``. Several values, in a sequence, tensor or array, and those of
-                several labels or classes are drawn as torchmetrics does, without curves.
+            val: value to print; computed if ``None``. Several values, in a sequence of tensors or a tensor, and those
+                of several labels or classes are drawn as torchmetrics does, without curves.
             ax: matplotlib axes to draw into; a new figure if ``None``.
             others: metrics to compare with, by the names that the legend gives them. All have their own rectangles.
             label: name of this one beside others.

@@ -7,6 +7,7 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader, rank_zero_info, rank_zero_warn
@@ -85,9 +86,8 @@ class PredictionWriter(Callback):
                 "PredictionWriter takes one data loader, but there are several. Predict on each by itself."
             )
         self._ids = getattr(CombinedLoader(trainer.predict_dataloaders).flattened[0], "ids", None)
-        folder = trainer.log_dir  # collective: rank 0 says
         if self._given is None:
-            self.path = Path(folder or ".", "predictions.csv")
+            self.path = Path(trainer.log_dir or ".", "predictions.csv")  # collective: rank 0 says
         try:  # before the predictions are made, not after
             self.path.parent.mkdir(parents=True, exist_ok=True)
             why = "it is a folder" if self.path.is_dir() else None
@@ -113,11 +113,8 @@ class PredictionWriter(Callback):
         keys = [""] if labels is None else [f"_{key}" for key in labels.keys]
         score = outputs.get("score") if isinstance(outputs, Mapping) else None
         if not isinstance(score, Tensor) or score.shape[1:] != (() if labels is None else (len(keys),)):
-            shape, name = "(N,)" if labels is None else f"(N, {len(keys)})", type(pl_module).__name__
-            got = f"shape {tuple(score.shape)}" if isinstance(score, Tensor) else f"a {type(outputs).__name__}"
-            raise UnsupportedError(
-                f"Expected `predict_step` of {name} to return {{'score': tensor {shape}}}, but got {got}."
-            )
+            shape, got = "(N,)" if labels is None else f"(N, {len(keys)})", getattr(score, "shape", type(outputs))
+            raise UnsupportedError(f"Expected `predict_step` to return {{'score': tensor {shape}}}, but got {got}.")
         ids = outputs.get("example_id")
         if ids is None:
             (loader,) = CombinedLoader(trainer.predict_dataloaders).flattened
@@ -136,25 +133,21 @@ class PredictionWriter(Callback):
             ranks = ranks or [{"example_id": torch.empty(0, dtype=torch.int64), "score": torch.empty(0)}]
             columns = {name: torch.cat([part[name] for part in ranks]) for name in ranks[0]}
             self._write(columns)
-            missing = [own.isnan() for name, own in columns.items() if name.startswith("score")]
-            # a data module has named a table's empty cells before
-            named = getattr(trainer.datamodule, "missing_values", None)  # type: ignore[attr-defined]
-            if (without := int(torch.stack(missing).any(0).sum())) and not (callable(named) and named("predict")):
-                text = f"{without} of {len(missing[0])} predictions are nan, which decides nothing"
+            missing = torch.stack([own.isnan() for name, own in columns.items() if name.startswith("score")]).any(0)
+            if missing.any():
+                text = f"{int(missing.sum())} of {len(missing)} predictions are nan, which decides nothing"
                 rank_zero_warn(f"{text}: look for nan in their inputs.", category=TPAUCWarning)
             rank_zero_info(f"Predictions written to {self.path}")
         self._parts = []
 
     def _write(self, columns: dict[str, Tensor]) -> None:
-        ids, order = columns["example_id"].sort(stable=True)
-        first = torch.ones_like(ids, dtype=torch.bool)
-        first[1:] = ids[1:] != ids[:-1]
-        if not first.all():
-            text = f"{int((~first).sum())} predictions are of examples that had one already: the first is written."
+        ids, first = np.unique(columns["example_id"].numpy(), return_index=True)
+        if again := len(columns["example_id"]) - len(ids):
+            text = f"{again} predictions are of examples that had one already: the first is written."
             rank_zero_warn(text, category=TPAUCWarning)
-        texts = {name: _texts(name, column[order][first].tolist(), column.dtype) for name, column in columns.items()}
+        texts = {name: _texts(name, column[first].tolist(), column.dtype) for name, column in columns.items()}
         if self._ids is not None:
-            names = [str(self._ids[k]) for k in ids[first].tolist()]
+            names = [str(self._ids[k]) for k in ids]
             texts = {"example_id": texts.pop("example_id"), "id": names, **texts}
         with replacing(self.path) as file:
             stream = io.TextIOWrapper(file, encoding="utf-8", newline="")

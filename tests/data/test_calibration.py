@@ -114,7 +114,7 @@ def test_a_test_set_in_which_a_group_is_missing_is_refused():
     ("arguments", "message"),
     [
         ({"calibration_fraction": 0.5, "calibration_dataset": X}, "calibration set has one source"),
-        ({"calibration_fraction": 1.5}, r"`calibration_fraction`, to be a number in \(0, 1\), but got 1.5"),
+        ({"calibration_fraction": 1.5}, r"`calibration_fraction` to be a number in \(0, 1\), but got 1.5"),
     ],
 )
 def test_refuses_arguments(arguments, message):

@@ -41,9 +41,8 @@ def test_splits_that_had_both_classes_are_what_scikit_learn_says():
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, 5, float("nan"), True, "0.3", [0.1]])
 def test_refuses_fractions(fraction):
-    for refuse in (lambda: holdout(LABELS, fraction, 0), lambda: PosNegDataModule(val_fraction=fraction)):
-        with pytest.raises(ArgumentError, match=r"`val_fraction`, to be a number in \(0, 1\), but got"):
-            refuse()
+    with pytest.raises(ArgumentError, match=r"`val_fraction` to be a number in \(0, 1\), but got"):
+        PosNegDataModule(val_fraction=fraction)
 
 
 def test_refuses_a_class_that_is_too_small():

@@ -127,7 +127,7 @@ def test_a_checkpoint_that_is_cut_short_says_so(tmp_path):
         (tmp_path / "cut.ckpt").write_bytes(whole[:length])
         module, trainer, data = tiny()
         data.val_dataset = data.train_dataset
-        with pytest.raises(CheckpointError, match=rf"cut.ckpt' is not whole: its {length} bytes end too early"):
+        with pytest.raises(CheckpointError, match=r"cut.ckpt' is not whole: its content can't be read"):
             getattr(trainer, entry)(module, data, ckpt_path=tmp_path / "cut.ckpt")
     for error in (MissingCheckpointError, FileNotFoundError):
         with pytest.raises(error, match=r"There is no checkpoint '.*nowhere.ckpt' \(the current folder is"):
