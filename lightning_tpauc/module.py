@@ -28,7 +28,6 @@ from lightning_tpauc.metrics.reporting import FurtherMetrics, Report
 from lightning_tpauc.scoring.forward import (
     ScoringModel,
     call_model,
-    explained_inputs,
     in_known_order,
     scores_of,
     shaped_scores,
@@ -215,9 +214,7 @@ class TPAUCModule(ScoringModel):
             ArgumentError: if the model does not return one score per example, or one per example and label.
         """
         inputs = in_known_order(inputs, self.input_layout)
-        with explained_inputs(inputs, self):
-            output = call_model(self, inputs)
-        scores = scores_of(output)
+        scores = scores_of(call_model(self, inputs))
         if self._is_squashed is None and scores.requires_grad:
             self._is_squashed = warn_of_activation(scores, self.algorithm, self.score_activation)
         scores, labels = scores.to(common_dtype(scores)), self.trained_labels

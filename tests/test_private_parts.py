@@ -87,7 +87,6 @@ USED = {
 NO_SECRET = {"_asdict", "_exit", "_fields", "_replace"}
 OURS = {
     "_collected",
-    "_is_squashed",
     "_num_labels",
     "_objective_activation",
     "_reported",

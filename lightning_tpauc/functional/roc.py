@@ -156,10 +156,7 @@ def as_thresholds(thresholds: Any) -> Tensor:
     if checks.is_whole(thresholds):
         checks.check_count(thresholds, "thresholds", 2)
         return torch.linspace(0, 1, int(thresholds), dtype=torch.float64, device="cpu")
-    try:
-        values = checks.as_tensor(thresholds, "thresholds").detach().cpu()
-    except ArgumentError:  # text
-        values = torch.empty(0, device="cpu")
+    values = checks.as_tensor(thresholds, "thresholds").detach().cpu()
     if values.dtype == torch.bool or values.ndim != 1 or not values.numel() or bool(values.isnan().any()):
         wanted = "`None`, an integer, or numbers in one dimension, at least one and no nan"
         raise ArgumentError(f"Expected `thresholds` to be {wanted}, but got {thresholds!r}.")

@@ -236,15 +236,7 @@ def _check_task(task: Any, num_classes: Any, num_labels: Any, average: Any) -> N
             raise ArgumentError(
                 f"Expected `{name}` with `task='{owner}'` and only there, but got {value!r} with `task={task!r}`."
             )
-    if task == "binary" and average != "macro":
-        raise ArgumentError(
-            f"Expected `average` only with several labels or classes, but got {average!r} with `task='binary'`."
-        )
-    if average not in ("macro", "weighted", "none", None):
-        raise ArgumentError(
-            f"Expected `average` to be 'macro', 'weighted', 'none' or `None`, but got {average!r}. To pool scores of "
-            "all labels, pass `.flatten()` of both to the binary metric."
-        )
+    checks.check_choice(average, "average", ("macro", "weighted", "none", None))
 
 
 def _of_columns(bound: Any, name: str, count: int | None) -> list[Any]:

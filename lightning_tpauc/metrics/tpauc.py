@@ -113,11 +113,6 @@ class TwoWayPartialAUROC(ScoreMetric):
         self.add_state(self._counts_name, default=counts, dist_reduce_fx="sum")
         self.add_state("num_nan", default=counts.new_zeros(asked.row), dist_reduce_fx="sum")
 
-    def extra_repr(self) -> str:
-        """The rectangle, or the number of labels or classes, for ``print``."""
-        names = [name for name in ("num_labels", "num_classes") if getattr(self, name) is not None]
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names or ("min_tpr", "max_fpr"))
-
     @property
     def confmat(self) -> Tensor | None:
         """Confusion matrix at each threshold, int64 ``(T, 2, 2)`` or ``(T, K, 2, 2)``, or ``None``.

@@ -18,14 +18,14 @@ from typing_extensions import override
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, shrunk_rectangle
 from lightning_tpauc.data.labels import check_loader
 from lightning_tpauc.distributed import gather_objects
-from lightning_tpauc.errors import TPAUCAdvice, TPAUCWarning
+from lightning_tpauc.errors import TPAUCWarning
 from lightning_tpauc.functional.roc import split_classes
 from lightning_tpauc.functional.staco import objective_ratios
 from lightning_tpauc.functional.surrogates import get_surrogate
 from lightning_tpauc.lightning_fixes.unsupported import log_replicated
 from lightning_tpauc.metrics import TwoWayPartialAUROC
 from lightning_tpauc.metrics.reporting import IGNORED, Scored, is_ours, validated_areas
-from lightning_tpauc.scoring.forward import ScoringModel, wants_raw_scores
+from lightning_tpauc.scoring.forward import ScoringModel
 from lightning_tpauc.scoring.labels import inputs_and_target, known_layout, labels_to_evaluate, rectangles_of
 
 Stage = Literal["val", "test"]
@@ -130,7 +130,6 @@ class Evaluation(Callback):
                 log_replicated(pl_module, name, value, prog_bar=name == f"{stage}/tpauc{collected.suffix}")
             self._warnings.look_at(pl_module, stage, found, collected.suffix)
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            self._warnings.look_at_range(pl_module, pl_module._collected[0].scored.raw)
             pl_module.training_state.held_out_ratios = _held_out_ratios(pl_module, pl_module._collected[0].scored)
 
     @override
@@ -244,7 +243,7 @@ class AreaWarnings:
         since = {key: self._since.get((name, key), epoch) for key, area in areas.items() if area == 0}
         self._since = {of: start for of, start in self._since.items() if of[0] != name}
         self._since |= {(name, key): start for key, start in since.items()}
-        wait, fits = (1, False) if stage == "test" else (_EPOCHS, True)
+        wait = 1 if stage == "test" else _EPOCHS
         zero = self._new(name, [key for key, start in since.items() if epoch - start + 1 >= wait])
         if not zero:
             return
@@ -253,27 +252,10 @@ class AreaWarnings:
             (min_tpr, max_fpr), of, tpr, auroc = rectangles_of(module)[0], "", values["tpr_at_max_fpr"], values["auroc"]
             below += f" (at {100 * max_fpr:g}% false alarms it finds {100 * float(tpr):.3g}% of the positives, "
             below += f"not {100 * min_tpr:g}%)"
-            if not fits and auroc < 0.3:
+            if stage == "test" and auroc < 0.3:
                 below += f"; AUROC {auroc:.3g} is far below chance: look which class is 1 here and in training"
-        if fits and not any(areas.values()):
-            others = f"val/tpr_at_max_fpr{suffix} or val/auroc{suffix}"
-            below += (
-                f". EarlyStopping and ModelCheckpoint can't tell such epochs apart: monitor {others}, with mode='max'"
-            )
-        rank_zero_warn(f"{name}{of} is 0{f' for {wait} epochs' * fits}: {below}.", category=TPAUCWarning)
-
-    def look_at_range(self, module: ScoringModel, raw: Tensor) -> None:
-        """Warn of scores that a sigmoid seems to have made, where the graph did not show one."""
-        if module._is_squashed or not raw.numel() or not wants_raw_scores(module.algorithm, module.score_activation):
-            return
-        low, high = map(float, raw.aminmax())
-        # a narrower range may be that of raw scores in a training's first steps
-        if low >= 0.0 and high <= 1.0 and high - low >= 0.5 and self._new("range", [""]):
-            rank_zero_warn(
-                f"All scores of the validation lie in [0, 1], from {low:.3g} to {high:.3g}: leave a sigmoid out of the "
-                f"model, since {type(module.algorithm).__name__} is made for raw scores.",
-                category=TPAUCAdvice,
-            )
+        since_when = "" if stage == "test" else f" for {wait} epochs"
+        rank_zero_warn(f"{name}{of} is 0{since_when}: {below}.", category=TPAUCWarning)
 
     def _new(self, what: str, keys: Iterable[str]) -> list[str]:
         """Those that nobody has been told of."""

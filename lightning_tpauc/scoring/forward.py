@@ -2,7 +2,6 @@
 
 import inspect
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import Parameter
@@ -11,12 +10,11 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
 from tqdm import tqdm
 
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.data.labels import NAMES
-from lightning_tpauc.errors import ArgumentError, TPAUCError, warn_on_rank_zero
+from lightning_tpauc.errors import ArgumentError, warn_on_rank_zero
 from lightning_tpauc.extras import is_graph
 from lightning_tpauc.functional.checks import eager
 from lightning_tpauc.metrics.reporting import Report
@@ -116,22 +114,16 @@ def call_model(model: Callable[..., Any], inputs: Any) -> Any:
     if isinstance(inputs, Tensor):  # the usual case, in every step
         return model(inputs)
     positional, named = _arguments(model, inputs)
-    if named or len(positional) != 1 or not isinstance(inputs, (Mapping, tuple, list)):
+    if named or not isinstance(inputs, Mapping):
         return model(*positional, **named)
     try:
         return model(inputs)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        what = " (without its label)"
-        if isinstance(inputs, Mapping):
-            entries, signature = list(inputs), _signature(model)
-            entries = [name for name in (signature.parameters if signature else ()) if name in inputs] or entries
-            if len(entries) == 1:  # the model takes this entry, and not the mapping
-                return model(inputs[entries[0]])
-            what = f" ({', '.join(map(str, inputs))})"
-        raise ArgumentError(
-            f"The model can't compute with these inputs: {error!r}. It got the {len(inputs)} entries of an item{what} "
-            f"as one {type(inputs).__name__}. Let `forward` take one argument for each; leave out what is no input."
-        ) from error
+    except (AttributeError, LookupError, TypeError, ValueError):
+        signature = _signature(model)
+        entries = [name for name in (signature.parameters if signature else ()) if name in inputs] or list(inputs)
+        if len(entries) != 1:
+            raise
+        return model(inputs[entries[0]])  # the model takes this entry, and not the mapping
 
 
 def _signature(model: Callable[..., Any]) -> inspect.Signature | None:
@@ -197,9 +189,6 @@ def scores_of(output: Any) -> Tensor:
     if isinstance(scores, Tensor) and scores.is_floating_point():
         return scores
     got = f"a {type(output).__name__}" if scores is None else f"{scores.dtype}, which has no gradient"
-    if isinstance(output, (Mapping, tuple, list)):
-        parts = map(repr, output) if isinstance(output, Mapping) else (type(part).__name__ for part in output)
-        got += f" of {', '.join(parts)}"
     expected = "Expected `forward` to return one score per example, a float tensor (N,) or (N, 1)"
     raise ArgumentError(f"{expected}, but got {got}. Return the scores alone, from before any `argmax` or threshold.")
 
@@ -252,36 +241,3 @@ def device_batches(
         batch = trainer.strategy.batch_to_device(batch)
         with trainer.precision_plugin.forward_context():
             yield batch
-
-
-#: What torch says of inputs whose dtype or shape a layer was not made for.
-_MISFITS = (
-    r"dtype|[a-z] type|implemented for '|shapes cannot be multiplied|size mismatch|must match the size|expected input|"
-    r"should contain \d+ elements|input to (batch|conv)|[Ee]xpected \d?-?D|input\.size|invalid for input|out of range"
-)
-
-
-@contextmanager
-def explained_inputs(inputs: Any, model: nn.Module) -> Iterator[None]:
-    """An :class:`ArgumentError` where the inputs' dtype or shape is not what the model's weights are for."""
-    try:
-        yield
-    except (RuntimeError, IndexError, ValueError) as error:
-        parts = list(inputs.values()) if isinstance(inputs, Mapping) else inputs
-        tensors = [
-            part for part in (parts if isinstance(parts, (list, tuple)) else [parts]) if isinstance(part, Tensor)
-        ]
-        if isinstance(error, TPAUCError) or not tensors or not re.search(_MISFITS, str(error)):
-            raise
-        found = ", ".join(_described(tensor) for tensor in tensors[:3])
-        made = ((name, p) for name, p in model.named_parameters() if not isinstance(p, UninitializedParameter))
-        weight = next((f", and the model's first weight, `{name}`, is {_described(p)}" for name, p in made), "")
-        remedy = "Convert a dtype with, for instance, `x.float()`. If these two fit, look at a later layer."
-        raise ArgumentError(
-            f"The model can't compute with these inputs: {error}. A batch of them is {found}{weight}. {remedy}"
-        ) from error
-
-
-def _described(tensor: Tensor) -> str:
-    numbers = "" if tensor.is_floating_point() or not tensor.numel() else f" from {tensor.min()} to {tensor.max()}"
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}{numbers}"

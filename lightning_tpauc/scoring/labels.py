@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_tpauc.algorithms import Algorithm, Task
@@ -16,14 +15,14 @@ from lightning_tpauc.data.datamodule import PosNegDataModule
 from lightning_tpauc.data.examples import Entries, has_label, names_in
 from lightning_tpauc.data.labels import NAMES, NOTHING, entry_of
 from lightning_tpauc.data.loader import PosNegLoader
-from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning, UnsupportedError
+from lightning_tpauc.errors import ArgumentError, DataError, UnsupportedError
 from lightning_tpauc.extras import is_graph
 from lightning_tpauc.functional.checks import check_rectangle, require_range
 from lightning_tpauc.scoring.forward import ScoringModel
 
 #: Rectangle and weight of labels by their names or positions.
 LabelSettings = Mapping[str | int, Mapping[str, float]]
-_OPTIONS = ("min_tpr", "max_fpr", "weight")
+_OPTIONS = {"min_tpr", "max_fpr", "weight"}
 
 
 class Labels(NamedTuple):
@@ -80,21 +79,16 @@ def check_label_settings(given: Any) -> LabelSettings:
     """
     given = {} if given is None else given
     example = "{'liver': {'min_tpr': 0.8, 'max_fpr': 0.2, 'weight': 2.0}}"
-    if not isinstance(given, Mapping) or not all(isinstance(own, Mapping) for own in given.values()):
-        raise ArgumentError(
-            f"Expected `tasks` to hold options of labels by name or position, such as {example}, but got {given!r}."
-        )
-    for label, own in given.items():
-        unknown = [name for name in own if name not in _OPTIONS]
-        if unknown:
-            raise ArgumentError(
-                f"`tasks` has {unknown[0]!r} for {label!r}, but knows {', '.join(_OPTIONS)}: {example}."
-            )
-        try:
-            check_rectangle(own.get("min_tpr", 0.0), own.get("max_fpr", 1.0))
-            require_range("weight", own.get("weight", 1.0), 0.0)
-        except ArgumentError as error:
-            raise ArgumentError(f"`tasks` of {label!r}: {error}") from None
+    each = given.values() if isinstance(given, Mapping) else [None]
+    if not all(isinstance(own, Mapping) and {*own} <= _OPTIONS for own in each):
+        raise ArgumentError(f"Expected `tasks` to be options by label, such as {example}, but got {given!r}.")
+    label: Any = None
+    try:
+        for label in given:
+            check_rectangle(given[label].get("min_tpr", 0.0), given[label].get("max_fpr", 1.0))
+            require_range("weight", given[label].get("weight", 1.0), 0.0)
+    except ArgumentError as error:
+        raise ArgumentError(f"`tasks` of {label!r}: {error}") from None
     return {label: {name: float(value) for name, value in own.items()} for label, own in given.items()}
 
 
@@ -124,15 +118,12 @@ def labels_of_data(source: Any, given: LabelSettings, num_positives: Any = None)
 
     ``num_positives`` tells by its length how many there are where the data do not.
     """
+    names = tuple(map(str, range(len(num_positives)))) if isinstance(num_positives, Sequence) else None
     if isinstance(source, (PosNegDataModule, PosNegLoader)):  # others may call classes labels
         names = source.label_names
-        count = None if names is None else len(names)
-    else:
-        count, names = len(num_positives) if isinstance(num_positives, Sequence) else None, None
-    if count is None and not given:
+    if names is None and not given:
         return None
-    names = tuple(names or map(str, range(count or 0)))
-    return Labels(names, by_position(given, names))
+    return Labels(tuple(names or ()), by_position(given, tuple(names or ())))
 
 
 def labels_to_evaluate(module: ScoringModel, trainer: Trainer, stage: str) -> Labels | None:
@@ -148,9 +139,6 @@ def labels_to_evaluate(module: ScoringModel, trainer: Trainer, stage: str) -> La
                 f"{type(module.algorithm).__name__} trains one label, but the data have {len(labels.names)}: "
                 f"{listed(labels.names)}. Take STACO, SOTA, SOTAs or CrossEntropy, or pass one column of labels."
             )
-        if known and labels and known.names != labels.names and {*known.names} == {*labels.names}:
-            text = f"The model's outputs were trained for the labels {listed(known.names)}, now {listed(labels.names)}"
-            rank_zero_warn(f"{text}. Pass the columns in the former order.", category=TPAUCWarning)
         return labels
     # a search for labels may take a pass over the data
     if stage == TrainerFn.PREDICTING or (known is None and module.knows_labels):

@@ -13,13 +13,12 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import CombinedLoader, rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import CombinedLoader, rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_tpauc.distributed import starts_processes
-from lightning_tpauc.errors import ArgumentError, TooFewExamplesError, TPAUCWarning, UnsupportedError, silent
+from lightning_tpauc.errors import ArgumentError, TooFewExamplesError, silent
 from lightning_tpauc.functional.calibration import (
     METHODS,
     Calibration,
@@ -135,10 +134,8 @@ precision 0.882 (0.725 to 0.967), with exact 95% intervals.
 
     def is_for(self, rectangles: Sequence[tuple[float, float]]) -> bool:
         """Whether every threshold was chosen for the rectangle of its output."""
-        if len(self.choices) != len(rectangles):
-            return False
-        pairs = zip(self.choices, rectangles, strict=True)
-        return all(choice is None or choice.rectangle == tuple(rectangle) for choice, rectangle in pairs)
+        known = [None if choice is None else choice.rectangle for choice in self.choices]
+        return len(known) == len(rectangles) and all(own in (None, r) for own, r in zip(known, rectangles, strict=True))
 
     def decide(self, scores: Tensor) -> dict[str, Tensor]:
         """``decision``, int64: 1 for positive, 0 for negative, -1 where there is no score or no threshold.
@@ -214,20 +211,15 @@ precision 0.882 (0.725 to 0.967), with exact 95% intervals.
     def from_dict(cls, state: Mapping[str, Any]) -> OperatingPoint:
         """What :func:`dataclasses.asdict` was applied to, also after a checkpoint or JSON changed its containers."""
 
-        def decisions(of: Sequence[Any] | None) -> Decisions | None:
-            return None if of is None else Decisions(of[0], of[1], of[2], of[3], of[4], tuple(*of[5:]))
+        def decisions(of: Sequence[Any]) -> Decisions:
+            return Decisions(of[0], of[1], of[2], of[3], of[4], tuple(of[5]))
+
+        def calibration(of: Sequence[Any]) -> Calibration:
+            return Calibration(of[0], *(torch.as_tensor(part, dtype=torch.float64) for part in of[1:]))
 
         def choice(of: Mapping[str, Any]) -> Choice:
-            method, *parts = of["calibration"] or (None,)
-            parts = [torch.as_tensor(part, dtype=torch.float64) for part in parts]
-            return Choice(
-                decisions(of["decisions"]),  # type: ignore[arg-type]  # there are some
-                tuple(of["rectangle"]),
-                Calibration(method, *parts) if parts else None,  # type: ignore[arg-type]  # one of the methods
-                of["missed_by"],
-                decisions(of.get("without")),
-                of.get("too_few", ""),
-            )
+            read: Any = {"decisions": decisions, "without": decisions, "rectangle": tuple, "calibration": calibration}
+            return Choice(**{**of, **{name: kind(of[name]) for name, kind in read.items() if of[name] is not None}})
 
         choices = tuple(None if each is None else choice(each) for each in state["choices"])
         known = {each.name: state[each.name] for each in fields(cls) if each.init and each.name in state}
@@ -322,26 +314,13 @@ class DecisionThreshold(Callback):
         self._why_uncalibrated = ""
 
     @override
-    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Check that there is one such callback."""
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
-        if sum(isinstance(callback, DecisionThreshold) for callback in callbacks) > 1:
-            raise UnsupportedError(
-                "The Trainer has several DecisionThreshold: a module has one threshold. Keep one of them."
-            )
-
-    @override
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Choose, before the metrics that judge decisions are computed; of several data loaders the first one's."""
         if trainer.sanity_checking and evaluation_of(trainer).start.metrics is None:
             return
         pl_module.operating_point = self.choose(pl_module, *self._examples(trainer, pl_module))
-        if trainer.state.fn == TrainerFn.FITTING:
-            return
-        self.say(pl_module)
-        if pl_module.operating_point is not None and starts_processes(trainer):
-            text = f"The threshold {pl_module.threshold} is known to the processes of this validation alone"
-            rank_zero_warn(f"{text}. Validate with `Trainer(devices=1)` to keep it.", category=TPAUCWarning)
+        if trainer.state.fn != TrainerFn.FITTING:
+            self.say(pl_module)
 
     def _examples(self, trainer: Trainer, module: Any, *, again: bool = False) -> tuple[Scored, bool]:
         """The scores to choose on, and whether their examples are kept apart for it.

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_tpauc import PosNegDataModule, PredictionWriter, TPAUCModule
-from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
+from lightning_tpauc.errors import DataError, TPAUCWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::lightning_tpauc.errors.TPAUCAdvice", "ignore:86 % of the labels")
 QUIET = {
@@ -539,13 +539,6 @@ def test_a_model_takes_the_entry_that_it_names():
     module = fitted(ready(items, val_fraction=0.25), Named())
     expected = module.backbone.linear(torch.stack([items[k]["image"] for k in range(100)]))[:, 0]
     torch.testing.assert_close(scores(module, PosNegDataModule(predict_dataset=items)), expected)
-    with pytest.raises(ArgumentError, match=r"the 2 entries of an item \(image, meta\) as one dict"):
-        fitted(ready(items), Plain())
-
-
-def test_several_inputs_for_a_model_of_one_are_one_line():
-    with pytest.raises(ArgumentError, match=r"It got the 2 entries of an item \(without its label\) as one tuple"):
-        fitted(ready(Single(lambda k, x, y: (k, x, y))), Plain())
 
 
 class Molecules:

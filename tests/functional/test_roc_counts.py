@@ -77,5 +77,5 @@ def test_thresholds_in_any_container(thresholds, make):
     ids=repr,
 )
 def test_thresholds_that_are_no_numbers(thresholds):
-    with pytest.raises(ArgumentError, match="numbers in one dimension, at least one and no nan, but got"):
+    with pytest.raises(ArgumentError, match=r"Expected `thresholds` to .* numbers"):
         two_way_partial_auroc(torch.tensor([0.1, 0.9]), torch.tensor([0, 1]), thresholds=thresholds)

@@ -79,7 +79,7 @@ def test_the_borders_of_the_rectangle_are_reported(subject):
 
 @pytest.mark.filterwarnings("ignore:You are using the plain ModelCheckpoint")
 def test_a_run_says_once_that_its_area_is_zero():
-    """0 in every epoch, so no monitor of it can tell them apart, though the curve climbs."""
+    """0 in every epoch, though the curve climbs."""
     module = TPAUCModule(nn.Linear(DIM, 1), CrossEntropy(0.99, 0.1), lambda p: torch.optim.SGD(p, lr=0.05))
     x, y = make_problem()
     data = PosNegDataModule((x, y), (x, y), num_pos=6, num_neg=10)
@@ -89,11 +89,7 @@ def test_a_run_says_once_that_its_area_is_zero():
         trainer.fit(module, data)
     said = [str(warning.message) for warning in caught if "val/tpauc is 0" in str(warning.message)]
     assert len(said) == 1
-    assert re.search(
-        r"at 10% false alarms it finds [\d.]+% of the positives, not 99%\).* "
-        r"monitor val/tpr_at_max_fpr or val/auroc, with mode='max'",
-        said[0],
-    )
+    assert re.search(r"at 10% false alarms it finds [\d.]+% of the positives, not 99%\)\.$", said[0])
     assert float(trainer.callback_metrics["val/tpauc"]) == 0
     assert float(trainer.callback_metrics["val/tpr_at_max_fpr"]) > 0
 

@@ -132,7 +132,6 @@ def test_a_resumed_run_ends_with_the_same(tmp_path):
 
 
 @pytest.mark.ddp
-@pytest.mark.filterwarnings("ignore:The threshold .* is known to the processes of this validation alone")
 def test_ranks_choose_what_one_process_does_by_groups():
     _, module, data = fit(data=make_data(grouped=True))
     several = make_trainer(precision="32-true", devices=3, strategy="ddp_fork")

@@ -13,7 +13,7 @@ from torch import nn
 
 from lightning_tpauc import DecisionThreshold, PosNegDataModule, PredictionWriter, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO
-from lightning_tpauc.errors import ArgumentError, TooFewExamplesError, UnsupportedError, silent
+from lightning_tpauc.errors import ArgumentError, TooFewExamplesError, silent
 from lightning_tpauc.functional import calibrated_probability, decision_threshold
 from tests.helpers.problems import make_trainer
 
@@ -287,7 +287,6 @@ def test_the_first_of_several_data_loaders_chooses():
 
 
 @pytest.mark.ddp
-@pytest.mark.filterwarnings("ignore:The threshold .* is known to the processes of this validation alone")
 def test_ranks_agree_and_choose_what_one_process_does(tmp_path):
     saver = ModelCheckpoint(tmp_path / "one")
     _, module, data = fit(saver, module=make_module(nn.Linear(3, 1)), enable_checkpointing=True)
@@ -315,5 +314,3 @@ def test_what_it_refuses():
         ArgumentError, match="`calibration` to be one of 'isotonic', 'sigmoid', 'auto', but got 'platt'"
     ):
         DecisionThreshold(calibration="platt")
-    with pytest.raises(UnsupportedError, match="several DecisionThreshold"):
-        fit(DecisionThreshold(), DecisionThreshold("youden"))

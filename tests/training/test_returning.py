@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import nn
-from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lightning_tpauc import DecisionThreshold, PosNegDataModule, TPAUCModule
 from tests.helpers.problems import make_trainer
@@ -99,11 +98,3 @@ def test_a_second_training_goes_on_as_after_one_in_the_same_process():
     assert results[0].training_state.batches_seen == results[1].training_state.batches_seen
     for name, value in results[0].backbone.state_dict().items():
         assert_close(results[1].backbone.state_dict()[name], value, "trajectory64")
-
-
-@pytest.mark.filterwarnings("error:The threshold .* is known to the processes")
-def test_a_threshold_that_only_validates_elsewhere_is_said_to_be_lost():
-    """Lightning brings back nothing but metrics from a validation; the filter makes an error of the warning."""
-    trainer = make_trainer(devices=2, strategy="ddp_fork", callbacks=[DecisionThreshold()])
-    with pytest.raises(ProcessRaisedException, match="to keep it"):
-        trainer.validate(TPAUCModule(make_net()), make_data(6, 12), verbose=False)
