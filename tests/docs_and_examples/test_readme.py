@@ -45,3 +45,13 @@ def test_it_has_the_two_commands_that_ci_runs():
 def test_links_point_to_files_that_exist():
     links = re.findall(r"\]\((?!https?://|#)([^)#]+)", TEXT)
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_table_of_where_it_wins_is_that_of_the_results():
+    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    rows = ("all nine kinds of decoys", "26 letters, network", "ijcnn1, linear, (.8, .2)", "6 letters, 20% of the")
+    shown = re.findall(r"^\| [^|]*((?:\| \**\.\d{3}\** ){5})\|$", TEXT, re.MULTILINE)
+    for start, line in zip(rows, shown, strict=True):
+        cells = next(line for line in results.splitlines() if line.startswith(f"| {start}")).split("|")
+        expected = [cells[k] for k in (2, 4, 5, 6, 8)]  # cross-entropy, logit adjustment, balanced, averaged, STACO
+        assert [float(cell.strip(" *")) for cell in line.strip("| ").split("|")] == list(map(float, expected)), start
