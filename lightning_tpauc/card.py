@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lightning_tpauc.data import PosNegDataModule
+from lightning_tpauc.data.examples import listed
 from lightning_tpauc.module import TPAUCModule
-from lightning_tpauc.scoring.labels import listed, rectangles_of
+from lightning_tpauc.scoring.labels import rectangles_of
 
 
 def model_card(

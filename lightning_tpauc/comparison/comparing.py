@@ -25,13 +25,14 @@ from lightning_tpauc.comparison.report import Report, write_report
 from lightning_tpauc.comparison.results import Outcome, Results, evaluate, have_both
 from lightning_tpauc.comparison.training import BASELINES, Cell, Length, Method, Run, Setup
 from lightning_tpauc.data import PosNegDataModule
+from lightning_tpauc.data.examples import listed
 from lightning_tpauc.data.parts import content_digest
 from lightning_tpauc.errors import ArgumentError, DataError, UnsupportedError
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional.checks import check_count, check_rectangle
 from lightning_tpauc.lightning_fixes.undisturbed import undisturbed
 from lightning_tpauc.module import TPAUCModule
-from lightning_tpauc.scoring.labels import Labels, labels_of_data, listed
+from lightning_tpauc.scoring.labels import Labels, labels_of_data
 from lightning_tpauc.version import __version__
 
 #: What a process of its own works on: inherited through the fork.

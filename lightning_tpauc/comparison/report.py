@@ -16,10 +16,10 @@ import numpy as np
 from torch import Tensor
 
 from lightning_tpauc.comparison.results import OURS, Results, have_both, measures, short
+from lightning_tpauc.data.examples import listed
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.files import replacing
 from lightning_tpauc.functional import roc_polyline
-from lightning_tpauc.scoring.labels import listed
 
 COLOURS = ("#1f3b57", "#f2a33a", "#4c9a6a", "#b0413e", "#7b6ba8", "#5aa5c8", "#8a8f98", "#c77fb0", "#9a7b4f", "#2f7f7a")
 #: At most so many labels have ROC curves of their own.

@@ -36,10 +36,7 @@ from lightning_tpauc.functional.checks import check_choice, check_count, require
 #: Arguments that say what is split off the training set; see :class:`~lightning_tpauc.data.splits.Split`.
 SPLIT_ARGUMENTS = ("val_fraction", "num_folds", "fold", "calibration_fraction", "split_seed")
 #: Arguments that change what is trained on or how it is divided.
-SAMPLING_ARGUMENTS = (
-    *("num_pos", "num_neg", "num_dual_neg", "sampling", "batch_size", "seed"),
-    *SPLIT_ARGUMENTS,
-)
+SAMPLING_ARGUMENTS = ("num_pos", "num_neg", "num_dual_neg", "sampling", "batch_size", "seed", *SPLIT_ARGUMENTS)
 
 #: Arguments of a ``DataLoader`` that are passed on.
 WORKER_OPTIONS = ("persistent_workers", "prefetch_factor", "timeout", "worker_init_fn", "multiprocessing_context")
@@ -263,8 +260,10 @@ class PosNegDataModule(LightningDataModule):
             raw = {part: data for part, data in self._raw._asdict().items() if data is not None and part != "negatives"}
             made, nameless = dict[str, Examples](), learnt == "tensor"
             for part, data in raw.items():
-                has_ids = part == ("predict" if "predict" in raw else "train")
-                made[part] = Examples(data, part, given, has_ids=has_ids, dtype=self._dtype, known=known)
+                # Ids that are values belong to one data set; names hold for all.
+                has_ids = isinstance(self.ids, str) or part == ("predict" if "predict" in raw else "train")
+                own = given if has_ids else given._replace(ids=None)
+                made[part] = Examples(data, part, own, self._dtype, known)
                 columns = columns_of(made[part].dataset)
                 if part == "train":
                     known, nameless = known or columns, nameless or columns is None
@@ -512,9 +511,8 @@ class PosNegDataModule(LightningDataModule):
     def _stream_cursor(self) -> StreamCursor | None:
         if self._cursor is None and self._raw.negatives is not None:
             negatives = self._prepared.datasets.negatives
-            self._cursor = StreamCursor(
-                negatives if isinstance(negatives, NegativeStream) else NegativeStream(negatives)
-            )
+            stream = negatives if isinstance(negatives, NegativeStream) else NegativeStream(negatives)
+            self._cursor = StreamCursor(stream)
         return self._cursor
 
 

@@ -47,6 +47,7 @@ Indices = NDArray[np.int64]
 Fetcher = Callable[[Indices, int], Any]
 #: An entry of the items that equals the labels in so many of each class is the label.
 _CERTAIN = 64
+_ARRAYS = (Tensor, np.ndarray)
 
 
 class Datasets(NamedTuple):
@@ -121,10 +122,9 @@ class ArrayDataset(Dataset[Any]):
         #: Names of the columns of a table of labels.
         self.label_names: Any = getattr(targets, "columns", None)
         self.shift, self.scale = (None if value is None else np.asarray(value) for value in (shift, scale))
-        self.dtype = dtype
+        self.dtype = None if isinstance(features, Tensor) else dtype
         if self.targets is not None and len(self.targets) != len(self):
-            msg = f"Expected one label per row, but got {len(self.targets)} labels for {len(self)} rows."
-            raise DataError(msg)
+            raise DataError(f"Expected one label per row, but got {len(self.targets)} labels for {len(self)} rows.")
 
     def __len__(self) -> int:
         return int(self.features.shape[0])
@@ -191,8 +191,7 @@ def column_names(x: Any, name: str) -> tuple[str, ...] | None:
     names = tuple(map(str, x.columns))
     twice = [column for column, times in Counter(names).items() if times > 1]
     if twice:
-        msg = f"`{name}` has more than one column {twice[0]!r}. Rename or drop them: columns are known by their names."
-        raise DataError(msg)
+        raise DataError(f"`{name}` has more than one column {twice[0]!r}. Rename or drop them.")
     return names
 
 
@@ -205,12 +204,10 @@ def index_of(x: Any) -> Any:
 def check_order(index: Any, other: Any, what: str, name: str) -> None:
     """Raise :class:`DataError` if two columns have one index in two orders, since rows are paired by position."""
     if in_other_order(index, index_of(other)):
-        msg = (
-            f"The inputs and {what} in `{name}` have the same index in different orders, or parts of it, and they "
-            "are paired by position: pass `y.loc[x.index]` if the index should decide, and `y.to_numpy()` if the "
-            "position should."
+        raise DataError(
+            f"The inputs and {what} in `{name}` have the same index in different orders, or parts of it. Pass "
+            "`y.loc[x.index]` to pair them by the index, `y.to_numpy()` by position."
         )
-        raise DataError(msg)
 
 
 def as_features(x: Any, name: str = "train_dataset") -> Any:
@@ -228,11 +225,9 @@ def as_features(x: Any, name: str = "train_dataset") -> Any:
     elif not isinstance(x, Tensor) and not hasattr(x, "tocsr"):
         wrong = f"a {type(x).__name__}. Convert it with `torch.tensor(x)`"
     if wrong:
-        msg = (
-            f"Expected x in `{name}` to be a tensor, a numpy array, a sparse matrix or a table, all of numbers, but "
-            f"got {wrong}, or pass a data set."
+        raise DataError(
+            f"Expected x in `{name}` to be a tensor, array, sparse matrix or table of numbers, but got {wrong}."
         )
-        raise DataError(msg)
     return x
 
 
@@ -244,7 +239,7 @@ def _numbers_of_table(x: Any) -> tuple[Any, str]:
     if others := [column for column, kind in kinds.items() if kind not in "buif"]:
         dates = "dates become numbers by `(t - t.min()).dt.days`" if {*kinds.values()} & {"M", "m"} else ""
         remedy = dates or "texts by `pd.get_dummies` of all rows together, or scikit-learn's ColumnTransformer"
-        return x, f"no numbers in {enumerated(others)}. Encode or drop these columns ({remedy})"
+        return x, f"no numbers in {listed(others)}. Encode or drop these columns ({remedy})"
     array = x.to_numpy()
     if array.dtype.kind == "O":  # columns of several kinds, which all fit into float64
         array = x.to_numpy(dtype=np.float64, na_value=np.nan)
@@ -252,10 +247,10 @@ def _numbers_of_table(x: Any) -> tuple[Any, str]:
     return array if array.dtype.kind == "f" else array.astype(np.float64), ""
 
 
-def enumerated(columns: Sequence[Any]) -> str:
-    """Up to ten names of columns for a sentence, and how many there are besides."""
-    rest = len(columns) - 10
-    return ", ".join(map(str, columns[:10])) + (f" and {rest} more" if rest > 0 else "")
+def listed(names: Iterable[Any]) -> str:
+    """Up to twenty names for a sentence, and how many there are besides."""
+    names = list(map(str, names))
+    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
 
 
 def columns_of(dataset: Any) -> tuple[str, ...] | None:
@@ -276,13 +271,11 @@ def aligned(dataset: Any, known: tuple[str, ...] | None, name: str) -> Any:
         return dataset
     if set(found) != set(known):
         lacking, others = [c for c in known if c not in found], [c for c in found if c not in known]
-        has = [f"has {enumerated(others)} besides"] * bool(others) + [f"lacks {enumerated(lacking)}"] * bool(lacking)
-        msg = (
-            f"`{name}` has other columns than the model is trained on: it {' and '.join(has)}. Pass the columns "
-            f"{enumerated(known)}, in any order; name those that are no inputs with `targets`, `groups`, "
-            "`sample_weight` or `ids`; encode categories of all tables together."
+        has = [f"has {listed(others)} besides"] * bool(others) + [f"lacks {listed(lacking)}"] * bool(lacking)
+        raise DataError(
+            f"`{name}` has other columns than the model is trained on: it {' and '.join(has)}. Encode categories of "
+            "all tables together, and name what is no input with `targets`, `groups`, `sample_weight` or `ids`."
         )
-        raise DataError(msg)
     inner, rows = underlying(dataset)
     return subset(inner.in_order([found.index(column) for column in known]), rows)
 
@@ -294,19 +287,17 @@ def as_dataset(dataset: Any, name: str, dtype: type[np.floating[Any]] | None = N
     """Turn arrays, tables and pairs ``(x, y)`` of them into a data set; refuse what is no map-style data set."""
     several, named = isinstance(dataset, (tuple, list)) and _are_columns(dataset), isinstance(dataset, Mapping)
     if several and len(dataset) == 2:
-        dataset = ArrayDataset(*dataset, dtype=None if isinstance(dataset[0], Tensor) else dtype, name=name)
-    elif isinstance(dataset, np.ndarray) or (not isinstance(dataset, Dataset) and _has(dataset, "to_numpy", "tocsr")):
+        dataset = ArrayDataset(*dataset, dtype=dtype, name=name)
+    elif isinstance(dataset, _ARRAYS) or (not isinstance(dataset, Dataset) and _has(dataset, "to_numpy", "tocsr")):
         dataset = ArrayDataset(dataset, None, dtype=dtype, name=name)
     elif several or (named and 0 not in dataset) or not (_has(dataset, "__len__") and _has(dataset, "__getitem__")):
-        held = f" of {len(dataset)} arrays" if several else f" with {enumerated(list(dataset))}" if named else ""
-        msg = (
+        held = f" of {len(dataset)} arrays" if several else f" with {listed(list(dataset))}" if named else ""
+        raise DataError(
             f"Expected `{name}` to be a map-style data set (`__len__` and `__getitem__`) or a pair (x, y), but got a "
             f"{type(dataset).__name__}{held}. Several inputs are a `TensorDataset`; only `negatives` may be a stream."
         )
-        raise DataError(msg)
     if len(dataset) == 0:
-        msg = f"Expected `{name}` to have examples, but got 0. Pass None where there is no data."
-        raise DataError(msg)
+        raise DataError(f"Expected `{name}` to have examples, but got 0. Pass None where there is no data.")
     check_positions(dataset, name)
     return dataset
 
@@ -360,10 +351,9 @@ class Entries(NamedTuple):
         item = without(item, self.named)
         if self.known is None or not isinstance(item, Mapping):
             return item
-        lacking = [key for key in self.known if key not in item]
-        if lacking:
-            msg = f"The model was trained on items with {enumerated(self.known)}, but these lack {enumerated(lacking)}."
-            raise DataError(msg)
+        if lacking := [key for key in self.known if key not in item]:
+            known = listed(self.known)
+            raise DataError(f"The model was trained on items with {known}, but these lack {listed(lacking)}.")
         return without(item, {*item} - {*self.known})
 
 
@@ -427,11 +417,10 @@ def ends_with_label(item: Any, known: Any) -> bool:
         return True
     labelled = has_label(item, known)
     if labelled is None and (len(item) > 2 or np.size(as_array(item[1])) != 1):
-        msg = (
+        raise DataError(
             f"Nobody knows whether the last of the {len(item)} entries of the items of `predict_dataset` is a label: "
             "pass `train_dataset`, too, or predict with a trained module; or let the items be `((a, b), label)`."
         )
-        raise DataError(msg)
     return labelled is not False
 
 
@@ -450,23 +439,13 @@ class Given(NamedTuple):
 class Examples:
     """One data set of a run, with its labels and what arguments say of its rows.
 
-    ``known`` are the columns that the model takes, in its order. ``has_ids`` says whether ids that came as values
-    belong to this data set; other values belong to the training set, and names to all.
+    ``known`` are the columns that the model takes, in its order. Ids that come as values belong to this data set; other
+    values belong to the training set, and names to all.
     """
 
-    def __init__(
-        self,
-        raw: Any,
-        part: str,
-        given: Given,
-        *,
-        has_ids: bool = True,
-        dtype: Any = None,
-        known: tuple[str, ...] | None = None,
-    ) -> None:
+    def __init__(self, raw: Any, part: str, given: Given, dtype: Any = None, known: Any = None) -> None:
         self.part, self.name, trains = part, f"{part}_dataset", part == "train"
-        # Names hold for all data sets, values for one of them.
-        holds = {"targets": trains or not are_labels(given.targets), "ids": has_ids}
+        holds = {"targets": trains or not are_labels(given.targets), "ids": True}
         said = {a: v if isinstance(v, str) or holds.get(a, trains) else None for a, v in given._asdict().items()}
         #: What is said of the rows of this data set: values, or names under which it or its items hold them.
         self.given = Given(**said)
@@ -500,25 +479,23 @@ class Examples:
                 values[argument] = table[names[0]].to_numpy()
             elif isinstance(value, str) and value == getattr(index, "name", None):
                 values[argument] = index
-        by_name, msg = bool(taken["targets"]) and not hasattr(given.targets, "to_numpy"), ""
+        by_name = bool(taken["targets"]) and not hasattr(given.targets, "to_numpy")
         if self.part == "predict":
             pass
-        elif by_name and labels is None:
+        elif by_name and labels is not None:
+            raise DataError(
+                f"`targets={given.targets!r}` names columns of the table in `{self.name}`, which is a pair that has "
+                "labels already. Pass the table alone, or the pair without `targets`."
+            )
+        elif by_name:
             labels = table[taken["targets"] if isinstance(given.targets, (list, tuple)) else given.targets]
             values["targets"] = None
-        elif by_name:
-            msg = (
-                f"`targets={given.targets!r}` names columns of the table in `{self.name}`, which is a pair (inputs, "
-                "labels) and has labels already. Pass the table alone, or the pair without `targets`."
-            )
         elif labels is None and not are_labels(self.given.targets):
             absent = [repr(key) for key in label_keys(given.targets) or () if key not in table.columns]
             what = f"It is unknown which column of `{self.name}` is the label"
             if absent:
                 what = f"`targets={given.targets!r}` names columns of labels, but `{self.name}` has no {absent[0]}"
-            msg = f"{what}: name one of {enumerated(table.columns)} by `targets`, or pass a pair `(inputs, labels)`."
-        if msg:
-            raise DataError(msg)
+            raise DataError(f"{what}: name one of {listed(table.columns)}, or pass a pair `(inputs, labels)`.")
         self.given = self.given._replace(**values)
         return inputs, labels
 
@@ -546,17 +523,16 @@ class Examples:
             return np.ones(len(self), dtype=np.int8)
         if self.labels.ndim == 2 or not self.labels.all():
             columns, zeros = self.labels.shape[1:], (self.labels == 0).sum()
-            msg = (
+            raise DataError(
                 "Expected `train_dataset` to hold positives of one label beside a stream of `negatives`, but "
                 f"{f'its labels have {columns[0]} columns' if columns else f'{zeros} are 0'}. Choose one column, and "
                 "put the negatives into the stream."
             )
-            raise DataError(msg)
         return self.labels
 
-    def _values(self, argument: str) -> NDArray[Any] | None:
+    def _values(self, argument: str, convert: Callable[[NDArray[Any]], Any] = np.asarray) -> Any:
         given = getattr(self.given, argument)
-        return None if given is None else row_values(self.dataset, given, argument, self.name)
+        return None if given is None else convert(row_values(self.dataset, given, argument, self.name))
 
     def is_searched(self, argument: str) -> bool:
         """Whether all items are to be read to learn what an argument says of them."""
@@ -570,14 +546,12 @@ class Examples:
     @cached_property
     def groups(self) -> Indices | None:
         """The number of each row's group; ``None`` without groups."""
-        groups = self._values("groups")
-        return None if groups is None else as_groups(groups)
+        return self._values("groups", as_groups)
 
     @cached_property
     def weights(self) -> NDArray[np.float64] | None:
         """The weight of each row; ``None`` without weights."""
-        weights = self._values("sample_weight")
-        return None if weights is None else as_weights(weights)
+        return self._values("sample_weight", as_weights)
 
     def ids(self, *, search: bool) -> NDArray[Any] | None:
         """What each row is called: what ``ids`` says, or an index that does not just count the rows."""
@@ -612,11 +586,7 @@ class Examples:
             items = [without(self._item(row), self.entries.named) for row in some]
             left = [repr(key) for key in items[0] if same_numbers([i.get(key) for i in items], labels[some])]
         if left:
-            msg = (
-                f"{left[0]} in `{self.name}` equals the labels, and would be an input of the model. Name it as "
-                "`targets`, or leave it out of the inputs."
-            )
-            raise DataError(msg)
+            raise DataError(f"{left[0]} in `{self.name}` equals the labels. Name it as `targets`, or leave it out.")
 
 
 def _tells(x: NDArray[Any], labels: NDArray[np.int8]) -> NDArray[np.bool_]:
@@ -643,16 +613,12 @@ def named_columns(given: Any, table: Any) -> list[Any]:
 def fetcher_for(dataset: Any, seed: int = 0, collate_fn: Any = None, entries: Entries | None = None) -> Fetcher:
     """Loads the inputs of a batch: by one index of arrays, else as :class:`ItemFetcher` does."""
     entries, (inner, indices) = entries or Entries(), underlying(dataset)
-    arrays: Sequence[ArrayDataset] | None = None
-    if isinstance(inner, ArrayDataset):
-        arrays = [inner]
-    elif isinstance(inner, (Tensor, np.ndarray)):
-        arrays = [ArrayDataset(inner, None)]
-    elif isinstance(inner, TensorDataset):
-        ends = entries.labelled and len(inner.tensors) > 1
-        arrays = [ArrayDataset(tensor, None) for tensor in (inner.tensors[:-1] if ends else inner.tensors)]
-    if arrays is None or collate_fn is not None:
+    if collate_fn is not None or not isinstance(inner, (ArrayDataset, TensorDataset, *_ARRAYS)):
         return ItemFetcher(dataset, seed, collate_fn, entries)
+    held: Any = [inner]
+    if isinstance(inner, TensorDataset):
+        held = inner.tensors[:-1] if entries.labelled and len(inner.tensors) > 1 else inner.tensors
+    arrays = [each if isinstance(each, ArrayDataset) else ArrayDataset(each, None) for each in held]
     return partial(_fetch_arrays, arrays, indices)
 
 
@@ -714,12 +680,10 @@ class ItemFetcher:
         # Some batches have the examples on their second axis.
         complete = not shapes or len(parts) == len(items) or any(len(items) in shape for shape in shapes)
         if not right or not complete:
-            msg = (
+            raise DataError(
                 f"Expected `collate_fn` to return all {len(items)} items in their order, a tuple as (inputs, labels), "
-                f"but {'the number of examples differs' if right else 'it does not hold the labels of the items'}. "
-                "Leave items out before, for instance with torch.utils.data.Subset."
+                f"but {'the number of examples differs' if right else 'it does not hold the labels of the items'}."
             )
-            raise DataError(msg)
         return batch
 
 
@@ -736,10 +700,9 @@ def collate_items(items: list[Any]) -> Any:
         else:
             collated = default_collate(items)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        msg = (
+        raise DataError(
             f"Items of type {type(first).__name__} can't be put into one batch ({str(error).splitlines()[0]}). Pass a "
             "`collate_fn` that can. A stream of negatives yields what `train_dataset` has as inputs."
-        )
-        raise DataError(msg) from error
+        ) from error
     # torch and PyG collate tuples into a list. Arrays give a tuple, and the model should see no difference.
     return tuple(collated) if isinstance(collated, list) and isinstance(first, (tuple, list)) else collated

@@ -59,9 +59,8 @@ def find_targets(dataset: Any, targets: Any = None, name: str = "train_dataset")
     found = targets if given else ruled(find_values(dataset, keys, f"the labels of {name}", absent), targets)
     labels = binary_labels(found, name)
     if len(labels) != len(dataset):
-        raise DataError(
-            f"Expected one label for each of the {len(dataset)} items of `{name}`, but got {len(labels)} labels."
-        )
+        size = f"each of the {len(dataset)} items of `{name}`"
+        raise DataError(f"Expected one label for {size}, but got {len(labels)} labels.")
     if not given and (differing := disagreement(dataset, labels, targets)):
         raise DataError(
             f"`{name}` keeps other labels than its items have: {differing}. Pass the right ones as "
@@ -108,17 +107,14 @@ class OneVsRest:
     def __init__(self, classes: Sequence[Any] | int) -> None:
         self.classes = tuple(range(classes) if isinstance(classes, int) else classes)
         if len({*self.classes}) < max(2, len(self.classes)):
-            raise ArgumentError(
-                f"Expected `classes` to be two or more different ones, or their number, but got {classes!r}."
-            )
+            raise ArgumentError(f"Expected `classes` to be two or more, all different, but got {classes!r}.")
 
     def __call__(self, label: Any) -> list[int]:
         """1 in the place of the class, else 0."""
         label = label.item() if hasattr(label, "item") else label
         if label not in self.classes:
-            raise DataError(
-                f"Expected labels to be one of the classes {', '.join(map(repr, self.classes))}, but found {label!r}."
-            )
+            known = ", ".join(map(repr, self.classes))
+            raise DataError(f"Expected labels to be one of the classes {known}, but found {label!r}.")
         return [int(label == own) for own in self.classes]
 
 
@@ -378,28 +374,20 @@ def as_weights(values: NDArray[Any]) -> NDArray[np.float64]:
 # ---------------------------------------------------------------- positions
 
 
-def as_positions(indices: Any, count: int, name: str = "train_dataset") -> Indices:
-    """Indices of a :class:`~torch.utils.data.Subset` as positions from 0 on. A mask is refused."""
-    array = np.asarray(indices.cpu() if isinstance(indices, Tensor) else indices)
-    if array.dtype.kind == "b":
-        raise DataError(
-            f"Subset in `{name}` has a mask as indices, not positions: pass `Subset(..., np.flatnonzero(mask))`."
-        )
-    positions = array.astype(np.int64)
-    return np.where(positions < 0, positions + count, positions)
-
-
 def underlying(dataset: Any, name: str = "train_dataset") -> tuple[Any, Indices | None]:
-    """What a data set is a subset of, itself no subset, and the positions there by :func:`as_positions`."""
+    """What a data set is a subset of, itself no subset, and the positions there from 0 on. A mask is refused."""
     rows: Indices | None = None
     while isinstance(dataset, Subset):
-        own = as_positions(dataset.indices, len(dataset.dataset), name)  # type: ignore[arg-type]  # torch's have one
-        rows, dataset = own if rows is None else own[rows], dataset.dataset
+        own, inner = as_array(dataset.indices), dataset.dataset
+        if own.dtype.kind == "b":
+            raise DataError(f"Subset in `{name}` has a mask as indices, no positions: pass `np.flatnonzero(mask)`.")
+        own = np.where(own < 0, own + len(inner), own).astype(np.int64)  # type: ignore[arg-type]  # torch's have one
+        rows, dataset = own if rows is None else own[rows], inner
     return dataset, rows
 
 
 def check_positions(dataset: Any, name: str = "train_dataset") -> None:
-    """Check the indices of subsets, also of those inside, by :func:`as_positions`."""
+    """Check the indices of subsets, also of those inside, by :func:`underlying`."""
     inner, _ = underlying(dataset, name)
     for part in inner.datasets if isinstance(inner, ConcatDataset) else ():
         check_positions(part, name)
@@ -409,7 +397,7 @@ def check_loader(loader: Any) -> None:
     """Check what a user gave for a data loader: an array or table is refused, and so are wrong indices inside."""
     if isinstance(loader, (Tensor, np.ndarray)) or is_table(loader):
         raise DataError(
-            f"A {type(loader).__name__} is no data loader: Lightning would take its columns or rows for batches. Pass "
-            "`datamodule=PosNegDataModule(predict_dataset=data)`, or `test_dataset` or `val_dataset`, with the module."
+            f"A {type(loader).__name__} is no data loader. Pass `datamodule=PosNegDataModule(predict_dataset=data)`, "
+            "or `test_dataset` or `val_dataset`."
         )
     check_positions(getattr(loader, "dataset", None), "the data loader")

@@ -21,8 +21,8 @@ from lightning_tpauc.data.examples import (
     Entries,
     Examples,
     ends_with_label,
-    enumerated,
     fetcher_for,
+    listed,
     names_in,
     unaugmented,
 )
@@ -31,6 +31,7 @@ from lightning_tpauc.data.sampler import LabelRows, WeightedIndices
 from lightning_tpauc.data.seeding import Purpose, seeded_items
 from lightning_tpauc.data.splits import Split
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
+from lightning_tpauc.extras import is_graph
 
 #: Fits preprocessing on rows of the training set, and returns transformed data sets.
 FitTransforms = Callable[[Datasets, NDArray[np.int64]], Datasets]
@@ -105,19 +106,18 @@ class PreparedData:
         """Labels of the training set, and which of its rows train."""
         train = self.examples.get("train")
         if train is None:
-            msg = "There is no training set: pass `train_dataset`, and call `setup('fit')` first."
-            raise DataError(msg)
+            raise DataError("There is no training set: pass `train_dataset`, and call `setup('fit')` first.")
         weights, groups = train.weights, train.groups
         labels = train.labels if self.negatives is None else train.labels_of_positives()
         if self.negatives is None:
             train.refuse_label_among_inputs()
             _say_most_are_positive(labels)
         elif argument := self.split.argument_of("val") or self.split.argument_of("calibration"):
-            msg = f"`{argument}` can't split a stream of `negatives`. Pass a `val_dataset` with both classes."
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"`{argument}` can't split a stream of `negatives`. Pass a `val_dataset` with both classes."
+            )
         if weights is not None and labels.ndim == 2:
-            msg = "`sample_weight` weighs the examples of one label. Leave it out, or pass one column of labels."
-            raise ArgumentError(msg)
+            raise ArgumentError("`sample_weight` weighs the examples of one label. Leave it out, or choose one label.")
         names = None if labels.ndim == 1 else train.label_names
         parts = self.split.cut(labels, groups, names)
         return TrainingPart(labels, parts, names, weights)
@@ -141,8 +141,7 @@ class PreparedData:
     def require(self, part: str) -> Examples:
         """The examples of a part."""
         if part not in self.examples:
-            msg = f"There is no data set for this: pass `{part}_dataset`, or return `{part}` from `build_datasets`."
-            raise DataError(msg)
+            raise DataError(f"There are no such data: pass `{part}_dataset`, or return `{part}` from `build_datasets`.")
         return self.examples[part]
 
     def labelled(self, part: str, known: Any) -> EvaluatedPart:
@@ -164,23 +163,19 @@ class PreparedData:
 
     def _refuse_other_labels(self, part: Examples) -> None:
         """Raise :class:`DataError` if a part is judged by other labels than those that train, or in another order."""
-        train, msg = self.examples.get("train"), ""
-        differing = None if train is None or self.negatives is not None else train.contradicted_by_items()
-        if differing:
-            msg = (
+        train = self.examples.get("train")
+        if train is not None and self.negatives is None and (differing := train.contradicted_by_items()):
+            raise DataError(
                 "`targets` are the labels of `train_dataset` alone, and they are not what its items have: "
-                f"{differing}. `{part.name}` would be judged by the labels of its items. Pass a name, or a "
-                "function such as `targets=lambda label: label == 1`, which hold for all parts, or pairs (x, y)."
+                f"{differing}. Pass a name or function, such as `targets=lambda label: label == 1`, for all parts."
             )
         if "training" in self.__dict__ and part.label_names != self.label_names:
             names, found = self.label_names or ("one label",), part.label_names or ("one label",)
             if found != tuple(map(str, range(len(names)))):  # labels without names stand in their order
-                msg = (
+                raise DataError(
                     f"Expected `{part.name}` to have the labels of `train_dataset` in the same order, "
-                    f"{enumerated(names)}, but it has {enumerated(found)}. Choose the same columns."
+                    f"{listed(names)}, but it has {listed(found)}. Choose the same columns."
                 )
-        if msg:
-            raise DataError(msg)
 
     @cached_property
     def _is_random(self) -> bool:
@@ -190,9 +185,8 @@ class PreparedData:
         differ = items and len({content_digest(items(rows, step)) for step in (0, 1)}) > 1
         if differ and unaugmented(dataset) is dataset:
             rank_zero_warn(
-                "The items of `train_dataset` are random, augmented perhaps, and so are those that validate. Give the "
-                "data set an attribute `without_augmentation`, a data set with the same rows as they are, or pass a "
-                "`val_dataset`.",
+                "The items of `train_dataset` are random, augmented perhaps, and so are those that validate. Give it "
+                "an attribute `without_augmentation`, a data set of the same rows, or pass a `val_dataset`.",
                 category=TPAUCWarning,
             )
         return bool(differ)
@@ -204,7 +198,7 @@ class PreparedData:
             return part if ids is None else part._replace(ids=ids[part.rows])
         examples, dataset = self.require("predict"), unaugmented(self.datasets.predict)
         with seeded_items(0, 0):
-            labelled = isinstance(dataset, (Tensor, ArrayDataset)) or ends_with_label(dataset[0], known)
+            labelled = isinstance(dataset, ArrayDataset) or ends_with_label(dataset[0], known)
         entries = examples.entries._replace(known=names_in(known, "keys"), labelled=labelled)
         rows, unknown = np.arange(len(dataset)), np.full(len(dataset), -1, dtype=np.int8)
         return EvaluatedPart(dataset, rows, unknown, entries, examples.ids(search=True))
@@ -282,10 +276,8 @@ def _parts(value: Any, reseed: Callable[[int], None]) -> Iterable[Any]:
         return [rows.shape, rows.indptr, rows.indices, rows.data]
     if isinstance(value, (TensorDataset, Subset)):
         return value.tensors if isinstance(value, TensorDataset) else underlying(value)
-    if hasattr(value, "to_dict") and not hasattr(value, "__array__"):  # a graph
-        value = value.to_dict()
-    if isinstance(value, Mapping):
-        return [entry for pair in value.items() for entry in pair]
+    if isinstance(value, Mapping) or is_graph(value):
+        return [entry for pair in (value.to_dict() if is_graph(value) else value).items() for entry in pair]
     if isinstance(value, (list, tuple)) and value and isinstance(value[0], _PLAIN):
         return [repr(value)]
     if isinstance(value, (list, tuple)) or (isinstance(value, Dataset) and hasattr(value, "__len__")):
@@ -306,7 +298,7 @@ def _some_items(items: Any, reseed: Callable[[int], None]) -> Iterator[Any]:
 def describe(dataset: Any) -> str:
     """Number of examples, and a digest of indices and of up to 2^24 numbers in memory; items may cost much, or vary."""
     inner, rows = underlying(dataset)
-    held: list[Any] = list(inner.tensors) if isinstance(inner, TensorDataset) else [inner] * isinstance(inner, Tensor)
+    held: Any = inner.tensors if isinstance(inner, TensorDataset) else ()
     held = [inner.features] if isinstance(inner, ArrayDataset) else held
     step = 1 + sum(math.prod(array.shape) for array in held) // _NUMBERS
     return f"{len(dataset)} examples, {content_digest(rows, [array[::step] for array in held])}"

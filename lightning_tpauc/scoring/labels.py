@@ -1,7 +1,7 @@
 """Labels: which ones the data of a run have, what is asked of each, and where those of a batch are."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_tpauc.algorithms import Algorithm, Task
 from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.data.datamodule import PosNegDataModule
-from lightning_tpauc.data.examples import Entries, has_label, names_in
+from lightning_tpauc.data.examples import Entries, has_label, listed, names_in
 from lightning_tpauc.data.labels import NAMES, NOTHING, entry_of
 from lightning_tpauc.data.loader import PosNegLoader
 from lightning_tpauc.errors import ArgumentError, DataError, UnsupportedError
@@ -59,12 +59,6 @@ def rectangles_of(module: Any) -> list[tuple[float, float]]:
     """``(min_tpr, max_fpr)`` of each output of a module."""
     labels, algorithm = module.trained_labels, module.algorithm
     return [(algorithm.min_tpr, algorithm.max_fpr)] if labels is None else labels.rectangles(algorithm)
-
-
-def listed(names: Iterable[Any]) -> str:
-    """Up to twenty names for a sentence."""
-    names = list(map(str, names))
-    return ", ".join(names) if len(names) <= 20 else f"{', '.join(names[:20])} and {len(names) - 20} more"
 
 
 # -------------------------------------------------------------------- what is asked of each label

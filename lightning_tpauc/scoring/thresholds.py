@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_tpauc.data.examples import listed
 from lightning_tpauc.errors import ArgumentError, TooFewExamplesError, silent
 from lightning_tpauc.functional.calibration import (
     METHODS,
@@ -37,7 +38,7 @@ from lightning_tpauc.functional.operating_points import (
 from lightning_tpauc.metrics.reporting import Scored
 from lightning_tpauc.scoring.evaluation import Collected, evaluation_of
 from lightning_tpauc.scoring.forward import device_batches, evaluation_mode
-from lightning_tpauc.scoring.labels import listed, rectangles_of
+from lightning_tpauc.scoring.labels import rectangles_of
 
 #: What says how a threshold is chosen: arguments of :class:`DecisionThreshold`, kept in an :class:`OperatingPoint`.
 _RULE = ("criterion", "cost_ratio", "confidence", "min_precision", "max_alert_rate")

@@ -25,12 +25,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.data.datamodule import SAMPLING_ARGUMENTS
+from lightning_tpauc.data.examples import listed
 from lightning_tpauc.distributed import gather_objects, rank, reshard, starts_processes, whole, world_size
 from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.lightning_fixes.checkpoint_files import make_plain
 from lightning_tpauc.scoring.forward import ScoringModel
-from lightning_tpauc.scoring.labels import Labels, by_position, listed
+from lightning_tpauc.scoring.labels import Labels, by_position
 from lightning_tpauc.scoring.thresholds import recorded_point
 from lightning_tpauc.training.guards import diagnose
 from lightning_tpauc.training.optimizer import restore_dtypes

@@ -22,13 +22,13 @@ from torch import Tensor
 
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, Algorithm, TrainingScores, count_in_loss, shrunk_rectangle
 from lightning_tpauc.data.batch import check_training_batch
+from lightning_tpauc.data.examples import listed
 from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
 from lightning_tpauc.data.streaming import ScoredStream, StreamedLoader
 from lightning_tpauc.distributed import GatheredScores, gather_objects
 from lightning_tpauc.errors import ArgumentError, NonFiniteError
 from lightning_tpauc.functional.staco import objective_ratios
 from lightning_tpauc.scoring.forward import ScoringModel, device_batches, evaluation_mode
-from lightning_tpauc.scoring.labels import listed
 from lightning_tpauc.training.guards import columns_not_finite
 from lightning_tpauc.training.optimizer import steps_of_share
 
