@@ -4,6 +4,7 @@ All errors derive from :class:`TPAUCError` *and* from the builtin that they refi
 working. A message names the argument, the value that came in and the remedy.
 """
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,8 +57,8 @@ class TPAUCAdvice(UserWarning):
     """A run does not get where it should, and what would help."""
 
 
-def warn_on_rank_zero(message: str) -> None:
-    """Emit a :class:`TPAUCWarning` on rank 0, or in the only process.
+def warn_on_rank_zero(message: str, category: type[Warning] = TPAUCWarning) -> None:
+    """Emit a :class:`TPAUCWarning`, or another one, on rank 0, or in the only process.
 
     Python's default filter shows equal messages once, so a ``message`` without changing numbers appears once per run.
     """
@@ -65,9 +66,9 @@ def warn_on_rank_zero(message: str) -> None:
         return
     from torch import distributed  # this file is read before torch is needed
 
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_rank() != 0:
-        return
-    warnings.warn(message, TPAUCWarning, stacklevel=2)
+    started = distributed.is_available() and distributed.is_initialized()
+    if (distributed.get_rank() if started else int(os.environ.get("LOCAL_RANK", "0"))) == 0:
+        warnings.warn(message, category, stacklevel=2)
 
 
 @contextmanager

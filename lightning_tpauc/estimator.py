@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.metrics import make_scorer
@@ -26,7 +25,7 @@ from lightning_tpauc.algorithms import STACO, Algorithm
 from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.data.labels import as_groups, as_weights
 from lightning_tpauc.data.splits import Split
-from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
+from lightning_tpauc.errors import ArgumentError, DataError, warn_on_rank_zero
 from lightning_tpauc.functional import (
     Calibration,
     count_decisions,
@@ -173,7 +172,7 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
             split = Split(self.validation_fraction, calibration_fraction=self.calibration_fraction, seed=seed)
             parts = split.cut(labels, grouped)
         except DataError as error:
-            rank_zero_warn(f"All rows train and validate, which flatters. {error}", category=TPAUCWarning)
+            warn_on_rank_zero(f"All rows train and validate, which flatters. {error}")
             parts = dict.fromkeys(("train", "val"), np.arange(len(labels)))
         train, val, chooses = parts["train"], parts["val"], parts.get("calibration", parts["val"])
         drawn = None if weights is None else weights[train]
@@ -214,7 +213,7 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         self.best_validation_score_ = float(area)
         if self.best_validation_score_ == 0:
             text = f"the validating rows' ROC curve passes below TPR >= {self.min_tpr:g}, FPR <= {self.max_fpr:g}"
-            rank_zero_warn(f"TPAUC is 0: {text}. Ask for a larger rectangle.", category=TPAUCWarning)
+            warn_on_rank_zero(f"TPAUC is 0: {text}. Ask for a larger rectangle.")
         columns = [(scores, labels)] if outputs == 2 else list(zip(scores.T, labels.T, strict=True))
         self.calibration_ = [_calibration(*column) for column in columns]
         if outputs > 2:

@@ -24,7 +24,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from typing_extensions import override
 
@@ -33,7 +33,7 @@ from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.comparison import Comparison
 from lightning_tpauc.comparison.training import Run, Setup, as_list
 from lightning_tpauc.data import PosNegDataModule
-from lightning_tpauc.errors import ArgumentError, TPAUCError, TPAUCWarning
+from lightning_tpauc.errors import ArgumentError, TPAUCError, warn_on_rank_zero
 from lightning_tpauc.lightning_fixes.checkpoint_files import AtomicCheckpointIO
 from lightning_tpauc.metrics.figures import ROCFigure
 from lightning_tpauc.module import TPAUCModule
@@ -272,7 +272,7 @@ class TPAUCCLI(LightningCLI):
             model = {"class_path": class_path, "dict_kwargs": options}
             self._subcommand_parsers[subcommand].set_defaults({"model": model})
         except Exception as error:  # of whatever class the checkpoint names
-            rank_zero_warn(f"The options in the checkpoint {path!r} are not used: {error}", category=TPAUCWarning)
+            warn_on_rank_zero(f"The options in the checkpoint {path!r} are not used: {error}")
 
     @override
     def _parse_ckpt_path(self) -> None:
@@ -282,10 +282,7 @@ class TPAUCCLI(LightningCLI):
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
         if subcommand not in ("fit", "compare") and kwargs.get("ckpt_path") is None and not SLURMEnvironment.detect():
-            rank_zero_warn(
-                "No `--ckpt_path` is given: the model is untrained, unless its class loads weights.",
-                category=TPAUCWarning,
-            )
+            warn_on_rank_zero("No `--ckpt_path` is given: the model is untrained, unless its class loads weights.")
         return kwargs
 
     @override

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -30,7 +29,7 @@ from lightning_tpauc.data.sampler import SAMPLERS, BatchSampler, BatchSizes, cur
 from lightning_tpauc.data.seeding import as_seed
 from lightning_tpauc.data.splits import Split, check_sources
 from lightning_tpauc.data.streaming import NegativeStream, ScoredStream, StreamCursor, StreamedLoader
-from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
+from lightning_tpauc.errors import ArgumentError, DataError, warn_on_rank_zero
 from lightning_tpauc.functional.checks import check_choice, check_count, require_range
 
 #: Arguments that say what is split off the training set; see :class:`~lightning_tpauc.data.splits.Split`.
@@ -239,7 +238,7 @@ class PosNegDataModule(LightningDataModule):
         if stage in ("fit", None) and raw.train is not None:
             message = self.batch_sampler().cap_message(current_world().size, asked=self.num_pos is not None)
             if message is not None:
-                rank_zero_warn(message, category=TPAUCWarning)
+                warn_on_rank_zero(message)
         # or by loaders of a subclass's own
         validates = self._prepared.has("val") or type(self).val_dataloader is not PosNegDataModule.val_dataloader
         if stage == "fit" and self.trainer is not None and not validates:
@@ -268,10 +267,9 @@ class PosNegDataModule(LightningDataModule):
                 if part == "train":
                     known, nameless = known or columns, nameless or columns is None
                 elif nameless and columns is not None and known is None:
-                    rank_zero_warn(
+                    warn_on_rank_zero(
                         f"The model is trained on an array, whose columns have no names: those of `{part}_dataset` are "
-                        "taken in their order. Train on a table to have them taken by name.",
-                        category=TPAUCWarning,
+                        "taken in their order. Train on a table to have them taken by name."
                     )
             self._examples = key, known, made
         made, split = self._examples[2], Split(*(getattr(self, name) for name in SPLIT_ARGUMENTS))
@@ -442,10 +440,9 @@ class PosNegDataModule(LightningDataModule):
         missing = self.missing_values("predict")
         if missing:
             named = ", ".join(f"{name} ({count})" for name, count in list(missing.items())[:10])
-            rank_zero_warn(
+            warn_on_rank_zero(
                 f"{sum(missing.values())} cells of `predict_dataset` are empty or infinite: {named}. A model that does "
-                "not fill them gives these rows no score of use: nan has no decision.",
-                category=TPAUCWarning,
+                "not fill them gives these rows no score of use: nan has no decision."
             )
         return self._eval_loader(part)
 

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
@@ -25,7 +24,7 @@ from lightning_tpauc.data.examples import Datasets
 from lightning_tpauc.data.labels import binary_labels
 from lightning_tpauc.data.source_files import GivenSplitDataModule, default_cache_dir, require_file
 from lightning_tpauc.data.splits import label_parts
-from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
+from lightning_tpauc.errors import ArgumentError, DataError, warn_on_rank_zero
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.files import replacing
 from lightning_tpauc.functional.checks import check_choice, require_range
@@ -182,7 +181,7 @@ class SMILESDataModule(GivenSplitDataModule):
                 f"{found}, more than `max_invalid`={self.max_invalid} allows. Check `smiles_column`="
                 f"{self.smiles_column!r}, repair the file, or raise `max_invalid`."
             )
-        rank_zero_warn(f"{found} and are skipped.", category=TPAUCWarning)
+        warn_on_rank_zero(f"{found} and are skipped.")
 
 
 class OGBMoleculesDataModule(GivenSplitDataModule):

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
@@ -30,7 +29,7 @@ from lightning_tpauc.data.labels import is_table, underlying
 from lightning_tpauc.data.sampler import LabelRows, WeightedIndices
 from lightning_tpauc.data.seeding import Purpose, seeded_items
 from lightning_tpauc.data.splits import Split
-from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
+from lightning_tpauc.errors import ArgumentError, DataError, warn_on_rank_zero
 from lightning_tpauc.extras import is_graph
 
 #: Fits preprocessing on rows of the training set, and returns transformed data sets.
@@ -184,10 +183,9 @@ class PreparedData:
         items = getattr(fetcher_for(dataset), "items", None)  # of what is read item by item
         differ = items and len({content_digest(items(rows, step)) for step in (0, 1)}) > 1
         if differ and unaugmented(dataset) is dataset:
-            rank_zero_warn(
+            warn_on_rank_zero(
                 "The items of `train_dataset` are random, augmented perhaps, and so are those that validate. Give it "
-                "an attribute `without_augmentation`, a data set of the same rows, or pass a `val_dataset`.",
-                category=TPAUCWarning,
+                "an attribute `without_augmentation`, a data set of the same rows, or pass a `val_dataset`."
             )
         return bool(differ)
 
@@ -228,10 +226,9 @@ def _say_most_are_positive(labels: NDArray[np.int8]) -> None:
     columns = labels.reshape(len(labels), -1)
     shares = (columns == 1).sum(axis=0) / np.maximum((columns >= 0).sum(axis=0), 1)
     if (shares > 0.5).all():
-        rank_zero_warn(
+        warn_on_rank_zero(
             f"{100 * shares.min():.0f} % of the labels of `train_dataset` are 1: was the other class meant? 1 is the "
-            "class to be found, most often the rarer one. `targets=lambda label: label == 0` turns labels round.",
-            category=TPAUCWarning,
+            "class to be found, most often the rarer one. `targets=lambda label: label == 0` turns labels round."
         )
 
 

@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader, IterableDataset, _utils
 
 from lightning_tpauc.data.batch import EvalBatch, PosNegBatch
@@ -22,7 +21,7 @@ from lightning_tpauc.data.loader import PosNegLoader, batch_of
 from lightning_tpauc.data.sampler import BatchPlan, World, current_world
 from lightning_tpauc.data.seeding import seeded_items
 from lightning_tpauc.distributed import gather_objects
-from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
+from lightning_tpauc.errors import ArgumentError, DataError, warn_on_rank_zero
 from lightning_tpauc.functional.checks import check_choice, check_count
 
 # Number of skipped examples that are read at once.
@@ -256,7 +255,7 @@ class StreamCursor:
                 places = tuple(p._replace(position=max(p.position, behind)) for p, behind in read)
         if why is not None:
             msg = f"The stream of negatives starts over while training goes on: {why}."
-            rank_zero_warn(msg, category=TPAUCWarning)
+            warn_on_rank_zero(msg)
         self._history.append((step, places))
         return places
 

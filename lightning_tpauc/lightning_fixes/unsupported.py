@@ -11,10 +11,9 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelP
 from lightning.pytorch.strategies.xla import XLAStrategy
 from lightning.pytorch.trainer.connectors.logger_connector.result import warning_cache
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lightning_tpauc.errors import ArgumentError, TPAUCAdvice, TPAUCWarning, UnsupportedError
+from lightning_tpauc.errors import ArgumentError, TPAUCAdvice, TPAUCWarning, UnsupportedError, warn_on_rank_zero
 from lightning_tpauc.metrics.reporting import better_mode
 
 # It advises to save the weights from before the step. Our checkpoints hold the state after it.
@@ -152,11 +151,11 @@ def say_replaced(cls: type, ours: type) -> None:
     kept = [name for name in _REPLACED if getattr(cls, name) is getattr(ours, name)]
     replaced = [f"{base.__name__}.{name}" for name in kept for base in theirs if name in vars(base)]
     if replaced:
-        rank_zero_warn(
+        warn_on_rank_zero(
             f"{cls.__name__} does not call {', '.join(replaced)}, nor logs what they log: TPAUCModule trains and "
             f"evaluates in their place. To have one as well, override it in {cls.__name__} and call it there, "
             f"`{replaced[-1]}(self, ...)`, with `(batch.inputs, batch.target)`. A loss goes into `auxiliary_loss`.",
-            category=TPAUCAdvice if replaced[-1].endswith(".training_step") else TPAUCWarning,
+            TPAUCAdvice if replaced[-1].endswith(".training_step") else TPAUCWarning,
         )
 
 

@@ -11,14 +11,14 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import CombinedLoader, rank_zero_warn
+from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from typing_extensions import override
 
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, shrunk_rectangle
 from lightning_tpauc.data.labels import check_loader
 from lightning_tpauc.distributed import gather_objects
-from lightning_tpauc.errors import TPAUCWarning
+from lightning_tpauc.errors import warn_on_rank_zero
 from lightning_tpauc.functional.roc import split_classes
 from lightning_tpauc.functional.staco import objective_ratios
 from lightning_tpauc.functional.surrogates import get_surrogate
@@ -237,7 +237,7 @@ class AreaWarnings:
         areas = {"": values["tpauc"]} if labels is None else {key: values[f"tpauc/{key}"] for key in labels.keys}
         if unknown := self._new(f"{name} nan", [key for key, area in areas.items() if key and area.isnan()]):
             why = "no positive or no negative example was there to rank. Means leave it out"
-            rank_zero_warn(f"{name} of {', '.join(unknown)} is nan: {why}.", category=TPAUCWarning)
+            warn_on_rank_zero(f"{name} of {', '.join(unknown)} is nan: {why}.")
         if module.trainer.state.fn == TrainerFn.VALIDATING:  # the line on the threshold says so
             return
         since = {key: self._since.get((name, key), epoch) for key, area in areas.items() if area == 0}
@@ -255,7 +255,7 @@ class AreaWarnings:
             if stage == "test" and auroc < 0.3:
                 below += f"; AUROC {auroc:.3g} is far below chance: look which class is 1 here and in training"
         since_when = "" if stage == "test" else f" for {wait} epochs"
-        rank_zero_warn(f"{name}{of} is 0{since_when}: {below}.", category=TPAUCWarning)
+        warn_on_rank_zero(f"{name}{of} is 0{since_when}: {below}.")
 
     def _new(self, what: str, keys: Iterable[str]) -> list[str]:
         """Those that nobody has been told of."""

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import CombinedLoader, rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import CombinedLoader, rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 from typing_extensions import override
 
 from lightning_tpauc.distributed import gather_objects, rank, world_size
-from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
+from lightning_tpauc.errors import ArgumentError, UnsupportedError, warn_on_rank_zero
 from lightning_tpauc.files import replacing
 
 #: Entries of the result of ``predict_step`` that are written.
@@ -136,7 +136,7 @@ class PredictionWriter(Callback):
             missing = torch.stack([own.isnan() for name, own in columns.items() if name.startswith("score")]).any(0)
             if missing.any():
                 text = f"{int(missing.sum())} of {len(missing)} predictions are nan, which decides nothing"
-                rank_zero_warn(f"{text}: look for nan in their inputs.", category=TPAUCWarning)
+                warn_on_rank_zero(f"{text}: look for nan in their inputs.")
             rank_zero_info(f"Predictions written to {self.path}")
         self._parts = []
 
@@ -144,7 +144,7 @@ class PredictionWriter(Callback):
         ids, first = np.unique(columns["example_id"].numpy(), return_index=True)
         if again := len(columns["example_id"]) - len(ids):
             text = f"{again} predictions are of examples that had one already: the first is written."
-            rank_zero_warn(text, category=TPAUCWarning)
+            warn_on_rank_zero(text)
         texts = {name: _texts(name, column[first].tolist(), column.dtype) for name, column in columns.items()}
         if self._ids is not None:
             names = [str(self._ids[k]) for k in ids]
@@ -191,5 +191,5 @@ def _positions(loader: Any, batch_idx: int, count: int, first: int) -> Tensor:
         )
     if not isinstance(loader, DataLoader) and batch_idx == 0:
         text = f"`example_id` numbers the examples of a {type(loader).__name__} as they come: wrong if it shuffles"
-        rank_zero_warn(f"{text}. Predict on a PosNegDataModule or a DataLoader.", category=TPAUCWarning)
+        warn_on_rank_zero(f"{text}. Predict on a PosNegDataModule or a DataLoader.")
     return torch.arange(first, first + count)

@@ -18,7 +18,6 @@ from lightning.fabric.utilities.data import AttributeDict
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.core.mixins import hparams_mixin
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset
@@ -27,7 +26,7 @@ from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.data.datamodule import SAMPLING_ARGUMENTS
 from lightning_tpauc.data.examples import listed
 from lightning_tpauc.distributed import gather_objects, rank, reshard, starts_processes, whole, world_size
-from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
+from lightning_tpauc.errors import CheckpointError, NonFiniteError, warn_on_rank_zero
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.lightning_fixes.checkpoint_files import make_plain
 from lightning_tpauc.scoring.forward import ScoringModel
@@ -69,7 +68,7 @@ def save(module: ScoringModel, checkpoint: dict[str, Any], trainer: Trainer | No
             what = (
                 "This checkpoint is saved amid a training step: a resumed run takes half of it twice, not bit for bit."
             )
-            rank_zero_warn(what, category=TPAUCWarning)
+            warn_on_rank_zero(what)
         reshard(module)
         if world_size() > 1 and not alone:
             agree_on_statistics(module, state.average)  # the file holds rank 0's statistics for all ranks
@@ -245,10 +244,9 @@ def _check_same_run(written: dict[str, Any], now: dict[str, Any]) -> None:
     names = ["sampling"] if before.get("sampling") != present.get("sampling") else present  # which has its own sizes
     changes = [f"`{name}` from {before[name]} to {present[name]}" for name in names if before[name] != present[name]]
     if changes:
-        rank_zero_warn(
+        warn_on_rank_zero(
             f"This run draws other batches than the one that wrote the checkpoint ({', '.join(changes)}; sizes are "
-            "those of all processes together), and will not end as that run would have.",
-            category=TPAUCWarning,
+            "those of all processes together), and will not end as that run would have."
         )
 
 
@@ -472,10 +470,9 @@ def leave_out_objects(checkpoint: dict[str, Any]) -> None:
             f"`{n}` ({getattr(given[n], '__name__', '')})" for n in functions if n not in ("optimizer", "lr_scheduler")
         ]
         if lost and key == "hyper_parameters":
-            rank_zero_warn(
+            warn_on_rank_zero(
                 f"Checkpoints can't hold functions or classes, so they leave out the hyperparameter {', '.join(lost)}: "
-                "`load_from_checkpoint` would take its default. Pass it there again, or make it a name, as in 'relu'.",
-                category=TPAUCWarning,
+                "`load_from_checkpoint` would take its default. Pass it there again, or make it a name, as in 'relu'."
             )
         if key in checkpoint:
             checkpoint[key] = {n: v for n, v in given.items() if n not in objects and n not in functions}

@@ -8,13 +8,13 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.data.examples import names_in
 from lightning_tpauc.distributed import gather_objects, whole, world_size
-from lightning_tpauc.errors import ArgumentError, TPAUCAdvice, TPAUCWarning
+from lightning_tpauc.errors import ArgumentError, TPAUCAdvice, warn_on_rank_zero
 from lightning_tpauc.scoring.forward import ScoringModel, wants_raw_scores
 
 # ---------------------------------------------------------------- advice before the first step
@@ -87,7 +87,7 @@ def look_at_chunks(module: ScoringModel) -> None:
 def advise(message: str | None) -> None:
     """Warn with ``message``, unless it is ``None``."""
     if message is not None:
-        rank_zero_warn(message, category=TPAUCAdvice)
+        warn_on_rank_zero(message, TPAUCAdvice)
 
 
 # ---------------------------------------------------------------- what a training ends with
@@ -221,15 +221,13 @@ def warn_of_activation(scores: Tensor, algorithm: Algorithm, activation: Literal
     name, squashed = type(algorithm).__name__, is_squashed(scores)
     if squashed:
         if wants_raw_scores(algorithm, activation):
-            rank_zero_warn(
+            warn_on_rank_zero(
                 f"The model ends in a sigmoid or softmax, but {name} is made for raw scores. Leave it out of the "
-                "model; `score_activation='sigmoid'` is for the methods that want one.",
-                category=TPAUCWarning,
+                "model; `score_activation='sigmoid'` is for the methods that want one."
             )
     elif algorithm.takes_probabilities and activation == "identity":
-        rank_zero_warn(
+        warn_on_rank_zero(
             f"{name} is made for scores in [0, 1]: set `score_activation='sigmoid'` "
-            "(`--model.score_activation sigmoid`), unless the model's scores are probabilities already.",
-            category=TPAUCWarning,
+            "(`--model.score_activation sigmoid`), unless the model's scores are probabilities already."
         )
     return squashed
