@@ -544,16 +544,16 @@ class Examples:
         return self.is_searched(argument) and entry_of(self._item(0), [getattr(self.given, argument)]) is NOTHING
 
     @cached_property
-    def groups(self) -> Indices | None:
-        """The number of each row's group; ``None`` without groups."""
+    def groups(self) -> Any:
+        """The number of each row's group, int64 ``(n,)``; ``None`` without groups."""
         return self._values("groups", as_groups)
 
     @cached_property
-    def weights(self) -> NDArray[np.float64] | None:
-        """The weight of each row; ``None`` without weights."""
+    def weights(self) -> Any:
+        """The weight of each row, float64 ``(n,)``; ``None`` without weights."""
         return self._values("sample_weight", as_weights)
 
-    def ids(self, *, search: bool) -> NDArray[Any] | None:
+    def ids(self, *, search: bool) -> Any:
         """What each row is called: what ``ids`` says, or an index that does not just count the rows."""
         if not search and self.is_searched("ids"):
             return None
