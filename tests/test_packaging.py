@@ -125,11 +125,10 @@ USERS = {
     "comparison.report": ("plot", ("matplotlib",), one_figure),
     "data.medmnist": (
         "medical",
-        ("medmnist", "torchvision"),
+        ("medmnist",),
         lambda folder: lightning_tpauc.MedMNISTDataModule(root=folder, download=True).prepare_data(),
     ),
     "data.molecules": ("graph", ("ogb", "rdkit", "torch_geometric"), one_molecule),
-    "metrics.base": ("plot", ("matplotlib",), lambda _: lightning_tpauc.ExactObjective().plot(torch.tensor(0.5))),
     "metrics.figures": ("plot", ("matplotlib",), all_pictures),
     "metrics.tpauc": ("plot", ("matplotlib",), lambda _: lightning_tpauc.TwoWayPartialAUROC().plot(torch.tensor(0.5))),
     "models.gin": ("graph", ("ogb", "torch_geometric"), lambda _: models.GIN()),
