@@ -133,7 +133,7 @@ def few_positives(fold: int, **sizes: Any) -> PosNegDataModule:
 
 ADULT_FILES = ("adult.trn.bz2", "adult.tst.bz2")
 IJCNN1 = libsvm("ijcnn1", "ijcnn1.bz2", "ijcnn1.t.bz2")
-ADULT = libsvm("adult", *ADULT_FILES, zero_based=True)
+ADULT = libsvm("adult", *ADULT_FILES)
 PROBLEMS = {
     "ijcnn1-linear": Problem(IJCNN1, lambda: nn.Linear(22, 1), CORNERS, 1000),
     "ijcnn1-mlp": Problem(IJCNN1, lambda: mlp(22), CORNERS, 1000),

@@ -552,13 +552,14 @@ class TPAUCModule(ScoringModel):
         """Verify the file's check sums, then make a module from the checkpoint as Lightning does.
 
         Raises:
-            CheckpointError: if the file is damaged or no checkpoint, or its weights do not fit.
+            CheckpointError: if the file is damaged or no checkpoint.
+            RuntimeError: from torch, if its weights do not fit.
         """
         with checkpoint_files.explained_reading(checkpoint_path, kwargs.get("weights_only")):
             return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load weights as torch does; a :class:`CheckpointError` says in one line what does not fit.
+        """Load weights as torch does.
 
         A threshold that the module had belongs to other weights, and is dropped, but for that of a checkpoint.
         """
@@ -567,8 +568,7 @@ class TPAUCModule(ScoringModel):
         trainer = self._trainer
         if trainer is not None and isinstance(trainer.precision_plugin, DoublePrecision):
             trainer.precision_plugin.convert_module(self)  # Lightning does so afterwards: weights would be rounded
-        load = super().load_state_dict
-        return checkpoint_files.load_state(self, lambda: load(state_dict, strict=strict, assign=assign))
+        return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check that the checkpoint fits; the state of a run to resume is restored when training starts."""

@@ -40,7 +40,6 @@ class LIBSVMDataModule(SourceDataModule):
         standardize: whether to shift and scale features to mean 0 and standard deviation 1 over the training rows,
             without validation rows.
         positive_label: the label of the positive class; all others are negative. ``None``: the larger one of two.
-        zero_based: whether feature indices start at 0; LIBSVM's start at 1.
         cache_dir: where to cache parsed arrays; ``None``: ``$XDG_CACHE_HOME/lightning_tpauc`` or
             ``~/.cache/lightning_tpauc``. Dense HIGGS takes 1.2 GiB.
         download: whether to download missing files of ijcnn1, HIGGS and SUSY to ``root``, under the names of
@@ -71,7 +70,6 @@ class LIBSVMDataModule(SourceDataModule):
         remove_positives: float = 0.0,
         standardize: bool = True,
         positive_label: float | None = None,
-        zero_based: bool = False,
         cache_dir: str | None = None,
         download: bool = False,
         **kwargs: Any,
@@ -85,7 +83,7 @@ class LIBSVMDataModule(SourceDataModule):
         #: The training file, and the test file if there is one.
         self.paths = [Path(root) / name for name in (train_file, test_file) if name is not None]
         self.test_fraction, self.remove_positives = test_fraction, remove_positives
-        self.standardize, self.positive_label, self.zero_based = standardize, positive_label, zero_based
+        self.standardize, self.positive_label = standardize, positive_label
         self.cache_dir, self.download = default_cache_dir() if cache_dir is None else Path(cache_dir), download
 
     def prepare_data(self) -> None:
@@ -130,10 +128,10 @@ class LIBSVMDataModule(SourceDataModule):
         for path in self.paths:
             require_file(path)
         files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in self.paths]
-        key = hashlib.sha256(repr((files, self.zero_based)).encode()).hexdigest()[:20]
+        key = hashlib.sha256(repr(files).encode()).hexdigest()[:20]
         cached = [self.cache_dir / f"{path.name}-{key}-{k}.npy" for k, path in enumerate(self.paths)]
         if not all(path.is_file() for path in cached):
-            for path, table in zip(cached, _parse(self.paths, self.zero_based), strict=True):
+            for path, table in zip(cached, _parse(self.paths), strict=True):
                 with replacing(path) as file:
                     np.save(file, table)
         return [np.load(path, mmap_mode="r") for path in cached]
@@ -157,7 +155,7 @@ def _binary(labels: list[NDArray[np.float32]], positive: float | None, path: Pat
     return [(part == positive).astype(np.int8) for part in labels]
 
 
-def _parse(paths: Sequence[Path], zero_based: bool) -> list[NDArray[np.float32]]:
+def _parse(paths: Sequence[Path]) -> list[NDArray[np.float32]]:
     """Dense tables of one width, with the labels as last column."""
     from sklearn.datasets import load_svmlight_files
 
@@ -168,11 +166,11 @@ def _parse(paths: Sequence[Path], zero_based: bool) -> list[NDArray[np.float32]]
             files = [stack.enter_context(_OPENERS.get(path.suffix, open)(path, "rb")) for path in paths]
             # Single lines of a compressed file are slow to read: buffers take a third off the time of ijcnn1.
             buffered = [io.BufferedReader(file, 1 << 20) for file in files]
-            read = load_svmlight_files(buffered, dtype=np.float32, zero_based=zero_based)
+            read = load_svmlight_files(buffered, dtype=np.float32)
     except Exception as error:  # the decompressors have errors of their own
         raise DataError(
-            f"{names} can't be read as svmlight text: {error}. Lines read `label index:value ...` with growing indices "
-            "from 1; set `zero_based=True` if they start at 0. A compressed file that ends too early is incomplete."
+            f"{names} can't be read as svmlight text: {error}. Lines read `label index:value ...` with growing "
+            "indices. A compressed file that ends too early is incomplete."
         ) from error
     tables = [np.column_stack([x.toarray(), y.astype(np.float32)]) for x, y in zip(read[::2], read[1::2], strict=True)]
     if not all(np.isfinite(table).all() for table in tables):

@@ -38,9 +38,10 @@ class PosNegLoader:
 
     Batch t is a pure function of the seed, t and the number of ranks, so a checkpoint holds only t.
 
-    ``position`` returns the position; it is called with this loader when the first batch of an iteration is asked for,
-    and without it the batches that were handed out are counted. ``workers`` are options of a ``DataLoader`` about
-    workers, which stay alive between iterations unless ``persistent_workers`` is ``False``.
+    ``position`` returns the position; it is called with this loader when the first batch of an iteration is asked for.
+    Without it the batches that were handed out are counted, and every iteration is a whole epoch. ``workers`` are
+    options of a ``DataLoader`` about workers, which stay alive between iterations unless ``persistent_workers`` is
+    ``False``.
     """
 
     #: Names of the columns of a table; ``None`` for everything else.
@@ -56,7 +57,7 @@ class PosNegLoader:
         self.batch_plans, self.fetch, self.position = sampler, fetch, position
         #: Number of training positives, n+, and names of the labels; with several, the numbers of each, else ``None``.
         self.num_positives, self.label_names = sampler.num_positives, sampler.label_names
-        self._handed_out = Position(0)
+        self._step = 0
         self._source = BatchSource(self._maker(), **workers)
 
     def _maker(self) -> Callable[[Any], Any]:
@@ -67,11 +68,10 @@ class PosNegLoader:
         return len(self.batch_plans)
 
     def __iter__(self) -> Iterator[PosNegBatch]:
-        (step, done), length = self._where(), len(self)
-        for batch in self._batches(step, max(0, length - done)):
-            step, done = self._handed_out = Position(step + 1, (done + 1) % length)
+        step, done = self._where()
+        for batch in self._batches(step, max(0, len(self) - done)):
+            step = self._step = step + 1
             yield batch
-        self._handed_out = self._handed_out._replace(done_in_epoch=0)
 
     def _batches(self, step: int, count: int) -> Iterator[PosNegBatch]:
         """The batches of ``count`` steps."""
@@ -83,15 +83,7 @@ class PosNegLoader:
         yield from self._source.aside().run(plans)
 
     def _where(self) -> Position:
-        return self._handed_out if self.position is None else self.position(self)
-
-    def state_dict(self) -> dict[str, int]:
-        """Position after the last batch that was handed out. Lightning stores it in checkpoints within an epoch."""
-        return self._handed_out._asdict()
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue at a stored position; it counts only without a ``position`` function."""
-        self._handed_out = Position(**state)
+        return Position(self._step) if self.position is None else self.position(self)
 
     def close(self) -> None:
         """Stop the worker processes; the next iteration starts new ones."""

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import is_
 from pathlib import Path, PurePath
-from textwrap import shorten
 from typing import Any, TypeVar
 
 import numpy as np
@@ -106,7 +105,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             CheckpointError: if it can't be written, or if an entry could not be read back.
         """
         make_plain(checkpoint)
-        if storage_options is not None or not _is_local(path):
+        if storage_options is not None or "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         try:
@@ -114,8 +113,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 torch.save(checkpoint, file)
         except (OSError, RuntimeError) as error:  # torch's writer makes another error of a full disk
             raise CheckpointError(
-                f"The checkpoint {str(path)!r} can't be written ({str(error).partition(chr(10))[0]}). What was there "
-                "has not changed. Make room, or save elsewhere: `dirpath` of ModelCheckpoint, or another path."
+                f"The checkpoint {str(path)!r} can't be written ({str(error).partition(chr(10))[0]}), and what was "
+                "there has not changed. Make room, or save elsewhere."
             ) from error
 
     @override
@@ -127,11 +126,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             CheckpointError: if it is a folder, is damaged, is no checkpoint of Lightning, or holds something that
                 ``weights_only=True`` does not read.
         """
-        check_file(path)
-        try:
-            checkpoint: Any = super().load_checkpoint(path, *args, **kwargs)
-        except (pickle.UnpicklingError, RuntimeError) as error:  # the latter for any other zip file
-            raise CheckpointError(f"torch can't read {str(path)!r} as a checkpoint: {_reason(error)}.") from error
+        checkpoint = _read(path, lambda: super(AtomicCheckpointIO, self).load_checkpoint(path, *args, **kwargs))
         if isinstance(checkpoint, dict) and {"state_dict", "pytorch-lightning_version"} <= checkpoint.keys():
             return checkpoint
         raise CheckpointError(
@@ -163,7 +158,7 @@ def explained_reading(source: Any, weights_only: bool | None) -> Iterator[None]:
 
 def check_file(path: str | Path) -> None:
     """Raise :class:`CheckpointError` for a local file that is missing, a folder or damaged."""
-    if not _is_local(path):
+    if "://" in str(path):  # in an object store
         return
     if not str(path) or not Path(path).exists():  # '': `ckpt_path="best"` of a ModelCheckpoint that kept none
         raise MissingCheckpointError(
@@ -185,18 +180,20 @@ def check_file(path: str | Path) -> None:
         )
 
 
-def _is_local(path: str | Path) -> bool:
-    return "://" not in str(path)
-
-
 def _held(content: Any) -> str:
     return f"the keys {list(content)[:5]}" if isinstance(content, dict) else f"a {type(content).__name__}"
 
 
-def _reason(error: Exception) -> str:
-    """Why torch does not read a file, without torch's advice."""
-    unsafe = _UNSAFE.search(str(error))
-    return f"it holds {unsafe[1]}, which only `weights_only=False` reads" if unsafe else str(error).partition("\n")[0]
+def _read(path: str | Path, load: Callable[[], Any]) -> Any:
+    """What ``load`` reads from a whole file; where torch does not read it, why, without torch's advice."""
+    check_file(path)
+    try:
+        return load()
+    except (pickle.UnpicklingError, RuntimeError) as error:  # the latter for any other zip file
+        why, unsafe = str(error).partition("\n")[0], _UNSAFE.search(str(error))
+        if unsafe:
+            why = f"it holds {unsafe[1]}, which only `weights_only=False` reads"
+        raise CheckpointError(f"torch can't read {str(path)!r}: {why}.") from error
 
 
 # ---------------------------------------------------------------- weights of other runs
@@ -204,16 +201,8 @@ def _reason(error: Exception) -> str:
 
 def load_weights(module: nn.Module, path: str | Path) -> Mapping[str, Any]:
     """Load a checkpoint, or a ``state_dict`` of module or backbone, into a module; returns what the file holds."""
+    content = _read(path, lambda: torch.load(path, map_location="cpu", weights_only=True))
     start = f"`init_from={str(path)!r}` can't be used:"
-    try:
-        check_file(path)
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except CheckpointError as error:
-        raise type(error)(f"{start} {error}") from error
-    except Exception as error:  # torch's readers fail with anything
-        raise CheckpointError(
-            f"{start} {_reason(error)}. Save weights with `torch.save(model.state_dict(), path)`."
-        ) from error
     weights: Any = content.get("state_dict", content) if isinstance(content, dict) else {}
     own, tensors = (
         {name: value for name, value in each.items() if isinstance(value, Tensor) and not name.endswith("_extra_state")}
@@ -234,19 +223,6 @@ def load_weights(module: nn.Module, path: str | Path) -> Mapping[str, Any]:
     with torch.no_grad():
         assign(own.values(), [found[name] for name in own])
     return content  # type: ignore[no-any-return]  # a dictionary
-
-
-def load_state(module: nn.Module, load: Callable[[], Any]) -> Any:
-    """Let torch load a ``state_dict``, and make one line, a :class:`CheckpointError`, of its error."""
-    try:
-        return load()
-    except RuntimeError as error:
-        name = type(module).__name__
-        _, found, what = str(error).partition(f"state_dict for {name}:")
-        if not found:
-            raise
-        text = f"The checkpoint's weights do not fit {name}: {shorten(what, 300)} Use the model that wrote it."
-        raise CheckpointError(text) from error
 
 
 def own_names(module: nn.Module, state: dict[str, T]) -> dict[str, T]:

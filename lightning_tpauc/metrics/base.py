@@ -53,7 +53,6 @@ class ScoreMetric(Metric):
             check_ignore_index(ignore_index, of_classes=bool(row))
         self.ignore_index = ignore_index
         self.validate_args = validate_args
-        self._result_dtype = torch.float64
         #: Shape of the scores, and of the labels, of one example.
         self._score_row = self._label_row = row
         for name in ("scores", "classes", "weights") if keeps_scores else ():
@@ -125,26 +124,12 @@ class ScoreMetric(Metric):
         ):
             return call()
 
-    def result(self, value: Tensor) -> Tensor:
-        """What ``compute`` returns: ``value`` in the dtype that :meth:`set_dtype` asks for."""
-        return value.to(self._result_dtype)
-
     def reset(self) -> None:
         """Forget everything. Lists are replaced and not emptied: a wrapper may still hold them."""
         for name, default in self._defaults.items():
             if isinstance(default, list):
                 setattr(self, name, [])
         super().reset()
-
-    def set_dtype(self, dst_type: str | torch.dtype) -> ScoreMetric:
-        """Return values in another dtype than float64, in float32 at least; what was collected keeps its dtype.
-
-        torchmetrics' ``BootStrapper`` needs it, whose tensor of quantiles has to have the dtype of the values.
-        """
-        asked = torch.empty(0).type(dst_type).dtype
-        self._result_dtype = torch.promote_types(torch.float32, asked)
-        self._computed = None
-        return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *_: Any, **__: Any) -> Any:
         """Take over where ``fn`` moves tensors, and nothing else that it does to them.

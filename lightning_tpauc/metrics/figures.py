@@ -9,8 +9,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_tpauc.errors import ArgumentError, warn_on_rank_zero
+from lightning_tpauc.errors import warn_on_rank_zero
 from lightning_tpauc.extras import import_extra
+from lightning_tpauc.functional.checks import check_count
 from lightning_tpauc.functional.operating_points import count_decisions
 from lightning_tpauc.functional.roc import roc_polyline
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
@@ -26,7 +27,7 @@ def plot_rocs(
     filled: str | None = None,
     point: tuple[float, float] | None = None,
 ) -> tuple[Any, Any]:
-    """Draw ROC curves ``(fpr, tpr)`` and the rectangle of each, one rectangle where all are the same.
+    """Draw ROC curves ``(fpr, tpr)`` and their rectangles.
 
     ``filled`` is what the legend says of the area under the only curve inside its rectangle, which is filled then.
     ``point`` is the false and the true positive rate that decisions have, to mark.
@@ -36,12 +37,10 @@ def plot_rocs(
     ax.plot([0, 1], [0, 1], color=NEUTRAL, linewidth=1, linestyle=(0, (4, 4)), zorder=1)  # guessing
     many = matplotlib.colormaps["viridis"].resampled(len(curves)).colors
     colors = [CURVE] if filled else matplotlib.colormaps["tab10"].colors if len(curves) <= 10 else many
-    shared = len(set(rectangles)) == 1
-    for (min_tpr, max_fpr), color in zip(rectangles[:1] if shared else rectangles, colors, strict=False):
-        edge, region = (RECTANGLE, f"TPR ≥ {min_tpr:g}, FPR ≤ {max_fpr:g}") if shared else (color, None)
-        face = (*matplotlib.colors.to_rgb(RECTANGLE), 0.14 if shared else 0.0)
-        place = (0, min_tpr), max_fpr, 1 - min_tpr
-        ax.add_patch(box(*place, label=region, facecolor=face, edgecolor=edge, linewidth=1.4, zorder=3))
+    face = (*matplotlib.colors.to_rgb(RECTANGLE), 0.14)
+    for min_tpr, max_fpr in dict.fromkeys(rectangles):
+        place, region = ((0, min_tpr), max_fpr, 1 - min_tpr), f"TPR ≥ {min_tpr:g}, FPR ≤ {max_fpr:g}"
+        ax.add_patch(box(*place, label=region, facecolor=face, edgecolor=RECTANGLE, linewidth=1.4, zorder=3))
     arrays = [(fpr.numpy(force=True), tpr.numpy(force=True)) for fpr, tpr in curves]
     if filled is not None:
         fpr, tpr = _inside(*arrays[0], *rectangles[0])
@@ -124,8 +123,7 @@ class ROCFigure(Callback):
     """
 
     def __init__(self, every_n_validations: int = 1) -> None:
-        if every_n_validations < 1:
-            raise ArgumentError(f"Expected `every_n_validations` to be at least 1, but got {every_n_validations}.")
+        check_count(every_n_validations, "every_n_validations", 1)
         import_extra("matplotlib", "plot")
         self.every_n_validations = every_n_validations
         self._validations = 0

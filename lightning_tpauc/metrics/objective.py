@@ -85,7 +85,7 @@ class ExactObjective(ScoreMetric):
             raise ArgumentError("The objective counts every example once: leave out `sample_weight`.")
         scores, labels = self.collected()
         seen = scores.sigmoid() if self.score_activation == "sigmoid" else scores
-        return self.result(objective_of(seen, labels, self.min_tpr, self.max_fpr, self.surrogate))
+        return objective_of(seen, labels, self.min_tpr, self.max_fpr, self.surrogate)
 
 
 # -------------------------------------------------------------------- where the curve crosses the rectangle's borders
@@ -130,7 +130,7 @@ class TPRAtMaxFPR(ScoreMetric):
     def compute(self) -> Tensor:
         """The rate over all examples, on all processes."""
         weights = self.collected_weights()
-        return self.result(tpr_at_max_fpr(*self.collected(), self.max_fpr, validate_args=False, sample_weight=weights))
+        return tpr_at_max_fpr(*self.collected(), self.max_fpr, validate_args=False, sample_weight=weights)
 
 
 class FPRAtMinTPR(ScoreMetric):
@@ -172,4 +172,4 @@ class FPRAtMinTPR(ScoreMetric):
     def compute(self) -> Tensor:
         """The rate over all examples, on all processes."""
         weights = self.collected_weights()
-        return self.result(fpr_at_min_tpr(*self.collected(), self.min_tpr, validate_args=False, sample_weight=weights))
+        return fpr_at_min_tpr(*self.collected(), self.min_tpr, validate_args=False, sample_weight=weights)

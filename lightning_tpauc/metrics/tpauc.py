@@ -158,7 +158,7 @@ class TwoWayPartialAUROC(ScoreMetric):
     def compute(self) -> Tensor:
         """The metric over all examples, on all processes."""
         device = self.device if self.device.type != "mps" else torch.device("cpu")  # Apple's GPUs know no float64
-        return self.result(self._asked.averaged(self._areas()).to(device))
+        return self._asked.averaged(self._areas()).to(device)
 
     def _areas(self) -> list[LabelArea]:
         if self.confmat is not None:

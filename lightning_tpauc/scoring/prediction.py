@@ -41,10 +41,10 @@ class PredictionWriter(Callback):
     The file takes the place of an earlier one when it is complete.
 
     Args:
-        path: the file, which ends in ``.csv``; ``None`` is ``predictions.csv`` in the Trainer's log folder.
+        path: the file; ``None`` is ``predictions.csv`` in the Trainer's log folder.
 
     Raises:
-        ArgumentError: if ``path`` ends in something else or is a folder.
+        ArgumentError: if ``path`` is a folder, or lies in none.
         UnsupportedError: if there are several data loaders, if it is unknown which examples a batch holds, or if
             ``predict_step`` does not return a dictionary with ``"score"``.
 
@@ -72,10 +72,6 @@ class PredictionWriter(Callback):
         self.path = Path(path or "predictions.csv").expanduser()
         self._parts: list[dict[str, Tensor]] = []
         self._ids: Any = None
-        if self.path.suffix.lower() != ".csv":
-            raise ArgumentError(
-                f"Expected `path` to end in .csv, the format that PredictionWriter writes, but got {str(path)!r}."
-            )
 
     @override
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

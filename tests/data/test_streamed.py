@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_tpauc import PosNegDataModule
+from lightning_tpauc.data.loader import Position
 from lightning_tpauc.data.sampler import World
 from lightning_tpauc.data.streaming import NegativeStream, Place, StreamReader, inputs_of_negatives
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
@@ -201,7 +202,7 @@ def test_global_generators(workers):
         datamodule = ready(Noise(), num_workers=workers)
         loader = datamodule.train_dataloader()
         if resumed:
-            loader.load_state_dict({"step": 2, "done_in_epoch": 2})
+            loader.position = lambda _: Position(2, 2)
             with pytest.warns(TPAUCWarning, match="holds no place for this stream"):
                 runs.append(list(loader))
         else:
@@ -325,7 +326,7 @@ def resumed(dataset, saved, step=4, **kwargs):
     """A data module that goes on behind a checkpoint."""
     datamodule = ready(dataset, **kwargs)
     loader = datamodule.train_dataloader()
-    loader.load_state_dict({"step": step, "done_in_epoch": 0})
+    loader.position = lambda _: Position(step)
     datamodule.load_negatives_state(step, saved)
     return datamodule, loader
 

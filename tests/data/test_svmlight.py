@@ -52,7 +52,7 @@ def test_plain_and_compressed_text_is_parsed_once_and_mapped(suffix, tmp_path, m
 def test_first_index(tmp_path):
     path = tmp_path / "data.txt"
     path.write_text("1 0:2 1:3\n0 1:4\n")
-    assert read(path, zero_based=True)[0].tolist() == [[2, 3], [0, 4]]
+    assert read(path)[0].tolist() == [[2, 3], [0, 4]]
 
 
 def test_the_cache_notices_another_file(tmp_path):
@@ -71,7 +71,6 @@ def test_the_cache_notices_another_file(tmp_path):
         ("1 1:x\n", r"data.txt can't be read as svmlight text: .*Lines read `label index:value"),
         ("1 1:2\n# so\n\n1 2:1 2147483649:1\n1 1:1\n", r"can't be read as svmlight text"),
         ("1 1:2\n1 2:1 1:1", r"with growing indices"),
-        ("1 0:2 1:3\n", r"set `zero_based=True` if they start at 0"),
         ("", r"data.txt, but found \[\]"),
         ("1 1:2 3:1\n0 1:nan\n", r"values that are not finite. Remove"),
         ("1 1:2 3:1\n0 1:1 3:inf\n", r"values that are not finite. Remove"),

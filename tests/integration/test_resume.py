@@ -388,9 +388,7 @@ def test_fine_tuning_starts_from_the_published_weights(broken, tmp_path):
     with pytest.raises(CheckpointError, match=r"There is no checkpoint 'nowhere\.ckpt'"):
         make_trainer(precision="32-true").fit(make_module(init_from="nowhere.ckpt"), make_smaller())
     (tmp_path / "cut.ckpt").write_bytes(broken.read_bytes()[:1000])
-    with pytest.raises(
-        CheckpointError, match=r"cut.ckpt'` can't be used: The checkpoint .*: its content can't be read"
-    ):
+    with pytest.raises(CheckpointError, match=r"cut.ckpt' is not whole: its content can't be read"):
         make_trainer(precision="32-true").fit(make_module(init_from=str(tmp_path / "cut.ckpt")), make_smaller())
     wrong = TPAUCModule(nn.Linear(DIM, 1), init_from=str(broken))
     with pytest.raises(CheckpointError, match=r"do not fit TPAUCModule, they differ in \['backbone"):
