@@ -153,7 +153,6 @@ class TPAUCModule(ScoringModel):
         own = STACO() if algorithm is None else copy.deepcopy(algorithm)  # which keeps the state of one model
         activation = "identity" if own.takes_logits else score_activation
         own.score_slope = 0.25 if activation == "sigmoid" else 1.0  # of the score where the model's output is 0
-        makes_its_own = type(self).algorithm_scores is not TPAUCModule.algorithm_scores
         ours = {
             "algorithm": own,
             "algorithm_is_default": algorithm is None,
@@ -174,7 +173,6 @@ class TPAUCModule(ScoringModel):
             "warmup": require_range("warmup", warmup, 0.0, 1.0),
             "_inherits_forward": backbone is None and _mixed_in(self, "forward") is not None,
             "_is_squashed": None,
-            "_objective_activation": None if makes_its_own else activation,
             "_reported": Report(rectangles, log_objective, metrics),
             **({"backbone": backbone} if backbone is not None else {}),
         }

@@ -88,7 +88,6 @@ NO_SECRET = {"_asdict", "_exit", "_fields", "_replace"}
 OURS = {
     "_collected",
     "_num_labels",
-    "_objective_activation",
     "_reported",
     "_score_dtype",
     "_score_row",

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional.checks import as_pair, eager
 from lightning_tpauc.functional.roc import binned_roc, confusion_counts, count_nan, roc_points
@@ -200,8 +198,7 @@ class TwoWayPartialAUROC(ScoreMetric):
         Under several processes all of them have to call this.
 
         Args:
-            val: value to print; computed if ``None``. Several values, in a sequence of tensors or a tensor, and those
-                of several labels or classes are drawn as torchmetrics does, without curves.
+            val: one or several values to draw as torchmetrics does, without curves; ``None`` for the curves.
             ax: matplotlib axes to draw into; a new figure if ``None``.
             others: metrics to compare with, by the names that the legend gives them. All have their own rectangles.
             label: name of this one beside others.
@@ -211,27 +208,20 @@ class TwoWayPartialAUROC(ScoreMetric):
 
         Raises:
             MissingExtraError: if matplotlib is not installed.
-            ArgumentError: if a value is given beside others, whose values are computed, or one of them has several
-                labels or classes.
         """
         import_extra("matplotlib", "plot")
         from lightning_tpauc.metrics.figures import plot_rocs  # it imports Lightning, which metrics do without
 
-        named = {label: self, **(others or {})}
-        if others and (val is not None or any(metric._score_row for metric in named.values())):
-            raise ArgumentError(
-                "`plot(others=...)` computes values: leave out `val`, and pass metrics of one score per example."
-            )
-        one_number = isinstance(val, Real) or (isinstance(val, Tensor) and val.numel() == 1)
-        if val is not None and (self._score_row or not one_number):
+        if val is not None:
             return super().plot(val, ax)
         if self._score_row:
             areas, whole = self._of_all(lambda: (self._areas(), self._curves()))
             kind = "Class" if self.num_labels is None else "Label"
             texts = [f"{kind} {k}: {area.value:.3f}" for k, area in enumerate(areas)]
             return plot_rocs([curve[:2] for curve in whole], texts, self.rectangles, ax)
+        named = {label: self, **(others or {})}
         curves, rectangles = zip(*((m.roc()[:2], m.rectangles[0]) for m in named.values()), strict=True)
-        shown = [f"TPAUC = {float(m.compute() if val is None else val):.3f}" for m in named.values()]
+        shown = [f"TPAUC = {float(m.compute()):.3f}" for m in named.values()]
         if not others:
             return plot_rocs(curves, ["ROC curve"], rectangles, ax, shown[0])
         return plot_rocs(curves, [f"{name}: {text}" for name, text in zip(named, shown, strict=True)], rectangles, ax)

@@ -1,9 +1,8 @@
 """What validation and test do: they measure scores."""
 
-import copy
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Literal
 
@@ -34,20 +33,16 @@ Stage = Literal["val", "test"]
 class Collected:
     """The scores of one data loader, whose values' names end in ``suffix``."""
 
-    def __init__(self, module: ScoringModel, loader: Any, suffix: str = "", *, keeps_seen: bool = False) -> None:
-        count, self.suffix, self._activation = len(rectangles_of(module)), suffix, module._objective_activation
-        store = TwoWayPartialAUROC(ignore_index=IGNORED, task="multilabel", num_labels=count).to(module.device)
-        self._shape, self._raw = (-1, count), store
-        self._seen = copy.deepcopy(store) if keeps_seen and self._activation is None else None
+    def __init__(self, module: ScoringModel, loader: Any, suffix: str = "") -> None:
+        count, self.suffix = len(rectangles_of(module)), suffix
+        self._squashes = module.score_activation == "sigmoid" and not module.algorithm.takes_logits
+        self._raw = TwoWayPartialAUROC(ignore_index=IGNORED, task="multilabel", num_labels=count).to(module.device)
         self._groups, self._ids = getattr(loader, "groups", None), list[Tensor]()
 
     def take(self, module: ScoringModel, batch: Any) -> None:
         """Score a batch."""
         inputs, target = inputs_and_target(batch, known_layout(module, batch), module._num_labels)
-        target = target.reshape(self._shape)
-        self._raw.update(module.raw_scores(inputs).reshape(self._shape), target)
-        if self._seen is not None:
-            self._seen.update(module.algorithm_scores(inputs).reshape(self._shape), target)
+        self._raw.update(module.raw_scores(inputs).reshape(len(target), -1), target.reshape(len(target), -1))
         if self._groups is not None:
             self._ids.append(batch.example_id)
 
@@ -55,14 +50,11 @@ class Collected:
     def scored(self) -> Scored:
         """What all processes have collected: a collective when it is first asked for."""
         raw, target = self._raw.gathered()
-        seen = raw.sigmoid() if self._activation == "sigmoid" else raw
-        if self._seen is not None:
-            seen, _ = self._seen.gathered()
         groups: Tensor | None = None
         if self._groups is not None:
             ids = torch.cat([torch.empty(0, dtype=torch.int64), *(own.cpu() for own in self._ids)])
             groups = torch.as_tensor(self._groups)[torch.cat(gather_objects(ids))]
-        return Scored(raw, target, seen, groups)
+        return Scored(raw, target, raw.sigmoid() if self._squashes else raw, groups)
 
 
 class Evaluation(Callback):
@@ -79,7 +71,7 @@ class Evaluation(Callback):
     @override
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Learn from the data which labels there are."""
-        self._warnings = AreaWarnings()
+        self._said = set[tuple[str, str]]()
         pl_module.trained_labels = labels_to_evaluate(pl_module, trainer, stage)
         pl_module.knows_labels = pl_module.knows_labels or stage == TrainerFn.FITTING
 
@@ -95,9 +87,8 @@ class Evaluation(Callback):
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         loaders = _checked_loaders(trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders)
         names = [f"/dataloader_idx_{number}" for number in range(len(loaders))] if len(loaders) > 1 else [""]
-        keeps_seen = pl_module._reported.objective or (pl_module.algorithm.can_shrink_rectangle and not trainer.testing)
         pl_module._collected = [
-            Collected(pl_module, loader if trainer.testing else None, name, keeps_seen=keeps_seen)
+            Collected(pl_module, loader if trainer.testing else None, name)
             for loader, name in zip(loaders, names, strict=True)
         ]
 
@@ -128,7 +119,7 @@ class Evaluation(Callback):
                 continue
             for name, value in values.items():
                 log_replicated(pl_module, name, value, prog_bar=name == f"{stage}/tpauc{collected.suffix}")
-            self._warnings.look_at(pl_module, stage, found, collected.suffix)
+            warn_of_areas(pl_module, stage, found, collected.suffix, self._said)
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             pl_module.training_state.held_out_ratios = _held_out_ratios(pl_module, pl_module._collected[0].scored)
 
@@ -220,45 +211,29 @@ class StartValidation:
 
 # -------------------------------------------------------------------- areas that are 0 or nan
 
-#: In a training, an area is said to be 0 after as many epochs in a row; at its end, the line on the threshold says so.
-_EPOCHS = 3
 
+def warn_of_areas(
+    module: ScoringModel, stage: Stage, values: Mapping[str, Tensor], suffix: str, said: set[tuple[str, str]]
+) -> None:
+    """Warn, once in a run, of labels of one data loader that have no area, and of areas of 0 in a test.
 
-class AreaWarnings:
-    """Warns, once in a run, of areas of 0 and of labels that have none."""
-
-    def __init__(self) -> None:
-        self._said: set[tuple[str, str]] = set()
-        self._since: dict[tuple[str, str], int] = {}  # the epoch in which an area came to be 0
-
-    def look_at(self, module: ScoringModel, stage: Stage, values: Mapping[str, Tensor], suffix: str) -> None:
-        """Warn of one data loader's values."""
-        labels, name, epoch = module.trained_labels, f"{stage}/tpauc{suffix}", module.current_epoch
-        areas = {"": values["tpauc"]} if labels is None else {key: values[f"tpauc/{key}"] for key in labels.keys}
-        if unknown := self._new(f"{name} nan", [key for key, area in areas.items() if key and area.isnan()]):
-            why = "no positive or no negative example was there to rank. Means leave it out"
-            warn_on_rank_zero(f"{name} of {', '.join(unknown)} is nan: {why}.")
-        if module.trainer.state.fn == TrainerFn.VALIDATING:  # the line on the threshold says so
-            return
-        since = {key: self._since.get((name, key), epoch) for key, area in areas.items() if area == 0}
-        self._since = {of: start for of, start in self._since.items() if of[0] != name}
-        self._since |= {(name, key): start for key, start in since.items()}
-        wait = 1 if stage == "test" else _EPOCHS
-        zero = self._new(name, [key for key, start in since.items() if epoch - start + 1 >= wait])
-        if not zero:
-            return
-        below, of = "the ROC curve passes below the rectangle", f" of {', '.join(zero)}"
-        if labels is None:
-            (min_tpr, max_fpr), of, tpr, auroc = rectangles_of(module)[0], "", values["tpr_at_max_fpr"], values["auroc"]
-            below += f" (at {100 * max_fpr:g}% false alarms it finds {100 * float(tpr):.3g}% of the positives, "
-            below += f"not {100 * min_tpr:g}%)"
-            if stage == "test" and auroc < 0.3:
-                below += f"; AUROC {auroc:.3g} is far below chance: look which class is 1 here and in training"
-        since_when = "" if stage == "test" else f" for {wait} epochs"
-        warn_on_rank_zero(f"{name}{of} is 0{since_when}: {below}.")
-
-    def _new(self, what: str, keys: Iterable[str]) -> list[str]:
-        """Those that nobody has been told of."""
-        new = [key for key in keys if (what, key) not in self._said]
-        self._said |= {(what, key) for key in new}
-        return new
+    At the end of a training, and in a validation, the line on the threshold says that the area is 0.
+    """
+    labels, name = module.trained_labels, f"{stage}/tpauc{suffix}"
+    areas = {"": values["tpauc"]} if labels is None else {key: values[f"tpauc/{key}"] for key in labels.keys}
+    unknown = [key for key, area in areas.items() if key and area.isnan() and (name, key) not in said]
+    if unknown:
+        said |= {(name, key) for key in unknown}
+        why = "no positive or no negative example was there to rank. Means leave it out"
+        warn_on_rank_zero(f"{name} of {', '.join(unknown)} is nan: {why}.")
+    zero = [key for key, area in areas.items() if area == 0]
+    if not zero or stage == "val":
+        return
+    below, of = "the ROC curve passes below the rectangle", f" of {', '.join(zero)}"
+    if labels is None:
+        (min_tpr, max_fpr), of, tpr, auroc = rectangles_of(module)[0], "", values["tpr_at_max_fpr"], values["auroc"]
+        below += f" (at {100 * max_fpr:g}% false alarms it finds {100 * float(tpr):.3g}% of the positives, "
+        below += f"not {100 * min_tpr:g}%)"
+        if auroc < 0.3:
+            below += f"; AUROC {auroc:.3g} is far below chance: look which class is 1 here and in training"
+    warn_on_rank_zero(f"{name}{of} is 0: {below}.")

@@ -50,8 +50,6 @@ class ScoringModel(LightningModule):
     raw_scores: Callable[[Any], Tensor]
     algorithm_scores: Callable[[Any], Tensor]
     joint_scores: Callable[[Any], Any]
-    #: What turns raw scores into those that the algorithm sees; ``None`` if a subclass makes them.
-    _objective_activation: Literal["identity", "sigmoid"] | None
     #: Whether the scores of training come out of a sigmoid or softmax, as far as their graph tells; ``None``: not seen.
     _is_squashed: bool | None
     #: What validation and test report.
@@ -69,11 +67,6 @@ class ScoringModel(LightningModule):
         """float32, or float64 where the model computes in double precision."""
         double = any(parameter.dtype == torch.float64 for parameter in self.parameters())
         return torch.float64 if double else torch.float32
-
-
-def wants_raw_scores(algorithm: Algorithm, activation: str) -> bool:
-    """Whether scores that went through a sigmoid already would train worse."""
-    return algorithm.takes_logits or activation == "sigmoid" or getattr(algorithm, "margin", 0.0) is None
 
 
 @contextmanager

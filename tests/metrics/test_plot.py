@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lightning_tpauc.errors import ArgumentError, TPAUCWarning
+from lightning_tpauc.errors import TPAUCWarning
 from lightning_tpauc.metrics import TwoWayPartialAUROC
 from lightning_tpauc.metrics.figures import plot_scores
 
@@ -64,8 +64,6 @@ def test_several_curves_are_compared():
     texts = {text.get_text() for text in ax.get_legend().get_texts()}
     values = {f"{name}: TPAUC = {float(each.compute()):.3f}" for name, each in named.items()}
     assert texts == {"TPR ≥ 0.5, FPR ≤ 0.5", *values}
-    with pytest.raises(ArgumentError, match="leave out `val`, and pass metrics of one score"):
-        metric.plot(0.5, others={"cross-entropy": other})
 
 
 def test_the_scores_of_both_classes_are_counted_apart():
