@@ -66,16 +66,13 @@ class PosNegBatch(NamedTuple):
         if self.masks is None:
             is_pos = torch.arange(self.num_pos + self.num_neg + self.num_dual_neg, device=self.index.device)
             return (is_pos < self.num_pos).long()
-        pos, neg, dual = self.masks
-        if self.is_uniform:
-            return torch.where(pos, 1, torch.where(neg, 0, -1)).T
-        known = [torch.where(pos, 1, -1), torch.where(neg, 0, -1)]
-        return torch.cat(known if dual is None else [*known, torch.where(dual, 0, -1)], dim=1).T
+        masks = [mask for mask in self.masks if mask is not None]
+        known = [torch.where(mask, value, -1) for mask, value in zip(masks, (1, 0, 0), strict=False)]
+        return (torch.maximum(*known) if self.is_uniform else torch.cat(known, dim=1)).T
 
     def to(self, device: torch.device | str) -> PosNegBatch:
         """The batch on ``device``. Lightning calls this method, so it does not search the sizes for tensors."""
-        inputs, index = move_data_to_device(self.inputs, device), move_data_to_device(self.index, device)
-        masks = None if self.masks is None else TaskMasks(*move_data_to_device(tuple(self.masks), device))
+        inputs, index, masks = move_data_to_device((self.inputs, self.index, self.masks), device)
         return self._replace(inputs=inputs, index=index, masks=masks)
 
     @property
@@ -99,9 +96,8 @@ class PosNegBatch(NamedTuple):
         count = self.num_examples
         most = max([count, *(share[0] if self.is_uniform else sum(share) for share in self.shares or ())])
         number = 1 if size is None else -(-most // size)
-        return (
-            [self.inputs] if number == 1 else [_cut(self.inputs, slice(k, None, number), count) for k in range(number)]
-        )
+        parts = [slice(k, None, number) for k in range(number)]
+        return [self.inputs] if number == 1 else [_cut(self.inputs, part, count) for part in parts]
 
     def split(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Cut the scores of the joint batch into those of positives, negatives and dual negatives.
@@ -146,8 +142,7 @@ def _cut(inputs: Any, rows: slice, count: int) -> Any:
         return type(batched).from_data_list(batched[rows])
     raise ArgumentError(
         f"`chunk_size` cuts tensors of {count} rows, mappings and lists of them, and graphs, but a batch holds "
-        f"{f'a {inputs.layout} tensor {tuple(inputs.shape)}' if isinstance(inputs, Tensor) else repr(inputs)[:80]}. "
-        "Let the collate function make such tensors, or leave `chunk_size` out."
+        f"{f'a {inputs.layout} tensor {tuple(inputs.shape)}' if isinstance(inputs, Tensor) else repr(inputs)[:80]}."
     )
 
 

@@ -16,10 +16,12 @@ from lightning_tpauc.data.examples import (
     ArrayDataset,
     Datasets,
     Examples,
+    Floats,
     Given,
     ItemFetcher,
     columns_of,
     fetcher_for,
+    listed,
     names_in,
     unaugmented,
 )
@@ -185,7 +187,7 @@ class PosNegDataModule(LightningDataModule):
         options = zip(WORKER_OPTIONS, values, strict=True)
         self.worker_options = {name: value for name, value in options if value is not None}
         self._raw = Datasets()
-        self._dtype: type[np.floating[Any]] | None = None
+        self._dtype: Floats = None
         self._examples: tuple[tuple[Any, ...], tuple[str, ...] | None, dict[str, Examples]] = ((), None, {})
         self._last: tuple[tuple[Any, ...], PreparedData] | None = None
         self._loaders: list[PosNegLoader | EvalLoader] = []
@@ -437,12 +439,11 @@ class PosNegDataModule(LightningDataModule):
     def predict_dataloader(self) -> EvalLoader:
         """Batches of the data to predict on, or of the part that is split off; the target is -1."""
         part = self._prepared.predicted(self.input_layout())
-        missing = self.missing_values("predict")
-        if missing:
-            named = ", ".join(f"{name} ({count})" for name, count in list(missing.items())[:10])
+        if missing := self.missing_values("predict"):
+            named = listed(f"{name} ({count})" for name, count in missing.items())
             warn_on_rank_zero(
-                f"{sum(missing.values())} cells of `predict_dataset` are empty or infinite: {named}. A model that does "
-                "not fill them gives these rows no score of use: nan has no decision."
+                f"{sum(missing.values())} cells of `predict_dataset` are empty or infinite: {named}. Without a "
+                "model that fills them, these rows get nan, which decides nothing."
             )
         return self._eval_loader(part)
 
@@ -521,7 +522,7 @@ def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     )
 
 
-def float_dtype(trainer: Trainer | None) -> type[np.floating[Any]] | None:
+def float_dtype(trainer: Trainer | None) -> Floats:
     """``np.float32`` where floats of numpy, mostly float64, are to become the model's; ``None`` to keep them.
 
     Precisions such as ``"64-true"`` convert inputs themselves.

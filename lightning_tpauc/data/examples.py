@@ -20,8 +20,6 @@ from lightning_tpauc.data.labels import (
     NOTHING,
     are_labels,
     as_array,
-    as_groups,
-    as_weights,
     check_positions,
     disagreement,
     entry_of,
@@ -43,6 +41,8 @@ from lightning_tpauc.extras import import_extra, is_graph
 from lightning_tpauc.functional.checks import in_other_order, just_counts
 
 Indices = NDArray[np.int64]
+#: A dtype for floats of numpy; ``None`` leaves them as they are.
+Floats = type[np.floating[Any]] | None
 #: ``fetch(rows, step) -> inputs``.
 Fetcher = Callable[[Indices, int], Any]
 #: An entry of the items that equals the labels in so many of each class is the label.
@@ -103,11 +103,11 @@ class ArrayDataset(Dataset[Any]):
         self,
         features: Any,
         targets: Any,
-        shift: NDArray[Any] | None = None,
-        scale: NDArray[Any] | None = None,
+        shift: Any = None,
+        scale: Any = None,
         *,
-        dtype: type[np.floating[Any]] | None = None,
-        name: str = "ArrayDataset",
+        dtype: Floats = None,
+        name: str = "x",
     ) -> None:
         #: Names of a table's columns, and its index or that of the labels; ``None`` for what has none.
         self.columns, self.index = column_names(features, name), index_of(features)
@@ -225,9 +225,7 @@ def as_features(x: Any, name: str = "train_dataset") -> Any:
     elif not isinstance(x, Tensor) and not hasattr(x, "tocsr"):
         wrong = f"a {type(x).__name__}. Convert it with `torch.tensor(x)`"
     if wrong:
-        raise DataError(
-            f"Expected x in `{name}` to be a tensor, array, sparse matrix or table of numbers, but got {wrong}."
-        )
+        raise DataError(f"Expected x in `{name}` to be a tensor, array or table of numbers, but got {wrong}.")
     return x
 
 
@@ -283,7 +281,7 @@ def aligned(dataset: Any, known: tuple[str, ...] | None, name: str) -> Any:
 # ---------------------------------------------------------------- data sets as users give them
 
 
-def as_dataset(dataset: Any, name: str, dtype: type[np.floating[Any]] | None = None) -> Any:
+def as_dataset(dataset: Any, name: str, dtype: Floats = None) -> Any:
     """Turn arrays, tables and pairs ``(x, y)`` of them into a data set; refuse what is no map-style data set."""
     several, named = isinstance(dataset, (tuple, list)) and _are_columns(dataset), isinstance(dataset, Mapping)
     if several and len(dataset) == 2:
@@ -443,7 +441,7 @@ class Examples:
     values belong to the training set, and names to all.
     """
 
-    def __init__(self, raw: Any, part: str, given: Given, dtype: Any = None, known: Any = None) -> None:
+    def __init__(self, raw: Any, part: str, given: Given, dtype: Floats = None, known: Any = None) -> None:
         self.part, self.name, trains = part, f"{part}_dataset", part == "train"
         holds = {"targets": trains or not are_labels(given.targets), "ids": True}
         said = {a: v if isinstance(v, str) or holds.get(a, trains) else None for a, v in given._asdict().items()}
@@ -530,9 +528,9 @@ class Examples:
             )
         return self.labels
 
-    def _values(self, argument: str, convert: Callable[[NDArray[Any]], Any] = np.asarray) -> Any:
+    def _values(self, argument: str) -> Any:
         given = getattr(self.given, argument)
-        return None if given is None else convert(row_values(self.dataset, given, argument, self.name))
+        return None if given is None else row_values(self.dataset, given, argument, self.name)
 
     def is_searched(self, argument: str) -> bool:
         """Whether all items are to be read to learn what an argument says of them."""
@@ -546,12 +544,12 @@ class Examples:
     @cached_property
     def groups(self) -> Any:
         """The number of each row's group, int64 ``(n,)``; ``None`` without groups."""
-        return self._values("groups", as_groups)
+        return self._values("groups")
 
     @cached_property
     def weights(self) -> Any:
         """The weight of each row, float64 ``(n,)``; ``None`` without weights."""
-        return self._values("sample_weight", as_weights)
+        return self._values("sample_weight")
 
     def ids(self, *, search: bool) -> Any:
         """What each row is called: what ``ids`` says, or an index that does not just count the rows."""

@@ -287,10 +287,8 @@ def binary_labels(values: Any, name: str = "targets") -> NDArray[np.int8]:
     labels = _as_numbers(labels.ravel()).reshape(labels.shape)
     missing = _missing(labels)
     if labels.ndim == 1 and missing.any():
-        raise DataError(
-            f"Expected labels 0 and 1 in `{name}`, but {int(missing.sum())} of {labels.size} are nan. Drop unlabelled "
-            "examples first, for instance with torch.utils.data.Subset."
-        )
+        absent = f"{int(missing.sum())} of {labels.size} are nan. Drop unlabelled examples first, by a Subset"
+        raise DataError(f"Expected labels 0 and 1 in `{name}`, but {absent}.")
     numbers = labels.dtype.kind in "buif"
     wrong = ~missing & (labels != 0) & (labels != 1) if numbers else ~missing
     if wrong.any():
@@ -329,7 +327,10 @@ def _refuse(labels: NDArray[Any], wrong: NDArray[np.bool_], columns: Any, name: 
 
 
 def row_values(dataset: Any, given: Any, argument: str, name: str = "train_dataset") -> NDArray[Any]:
-    """One value for each item of a data set, ``(n,)``: those given, or those that it or its items have under a name."""
+    """One value for each item of a data set, ``(n,)``: those given, or those that it or its items have under a name.
+
+    Groups are numbered from 0 on, and weights are float64.
+    """
     if isinstance(given, str):
         absent = (
             f"`{argument}={given!r}` is neither a column of the table, nor an attribute of `{name}`, nor a key of its "
@@ -340,14 +341,13 @@ def row_values(dataset: Any, given: Any, argument: str, name: str = "train_datas
         given = [f"({', '.join(map(str, entry))})" for entry in given]
     values = as_array(given, argument)
     if values.shape not in ((len(dataset),), (len(dataset), 1)):
-        raise DataError(
-            f"Expected `{argument}` to have {len(dataset)} values, one per item of `{name}`, not shape {values.shape}."
-        )
-    return values.reshape(-1)
+        size = f"{len(dataset)} values, one per item of `{name}`"
+        raise DataError(f"Expected `{argument}` to have {size}, not shape {values.shape}.")
+    convert = {"groups": _as_groups, "sample_weight": _as_weights}.get(argument, np.asarray)
+    return convert(values.reshape(-1))
 
 
-def as_groups(values: NDArray[Any]) -> Indices:
-    """Groups as numbers from 0 on; refused if a group is missing."""
+def _as_groups(values: NDArray[Any]) -> Indices:
     missing = _missing(values)
     if missing.any():
         raise DataError(
@@ -357,18 +357,16 @@ def as_groups(values: NDArray[Any]) -> Indices:
     return checks.as_groups(values.astype(str) if values.dtype.kind == "O" else values).numpy()
 
 
-def as_weights(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Weights as float64; refused if one is below 0, not finite or no number."""
-    weights = _as_numbers(values)
-    if weights.dtype.kind not in "buif":
-        weights = np.full(len(values), np.nan)
+def _as_weights(values: NDArray[Any]) -> NDArray[np.float64]:
+    numbers = _as_numbers(values)
+    weights = numbers.astype(np.float64) if numbers.dtype.kind in "buif" else np.full(len(values), np.nan)
     wrong = ~(np.isfinite(weights) & (weights >= 0))
     if wrong.any():
         raise DataError(
             f"Expected `sample_weight` to be finite numbers of at least 0, but row {wrong.argmax()} has "
             f"{values.tolist()[wrong.argmax()]!r}, and {wrong.sum()} of {len(values)} rows are wrong."
         )
-    return weights.astype(np.float64)
+    return weights
 
 
 # ---------------------------------------------------------------- positions
@@ -396,8 +394,6 @@ def check_positions(dataset: Any, name: str = "train_dataset") -> None:
 def check_loader(loader: Any) -> None:
     """Check what a user gave for a data loader: an array or table is refused, and so are wrong indices inside."""
     if isinstance(loader, (Tensor, np.ndarray)) or is_table(loader):
-        raise DataError(
-            f"A {type(loader).__name__} is no data loader. Pass `datamodule=PosNegDataModule(predict_dataset=data)`, "
-            "or `test_dataset` or `val_dataset`."
-        )
+        remedy = "pass `datamodule=PosNegDataModule(predict_dataset=data)`, or `test_dataset` or `val_dataset`"
+        raise DataError(f"A {type(loader).__name__} is no data loader: {remedy}.")
     check_positions(getattr(loader, "dataset", None), "the data loader")

@@ -28,16 +28,15 @@ from lightning_tpauc.data.examples import (
 from lightning_tpauc.data.labels import is_table, underlying
 from lightning_tpauc.data.sampler import LabelRows, WeightedIndices
 from lightning_tpauc.data.seeding import Purpose, seeded_items
-from lightning_tpauc.data.splits import Split
+from lightning_tpauc.data.splits import Indices, Labels, Names, Split
 from lightning_tpauc.errors import ArgumentError, DataError, warn_on_rank_zero
 from lightning_tpauc.extras import is_graph
 
-#: Fits preprocessing on rows of the training set, and returns transformed data sets.
-FitTransforms = Callable[[Datasets, NDArray[np.int64]], Datasets]
 #: So many numbers of data in memory tell these data from others.
 _NUMBERS = 2**24
 #: Of a set that makes its items one by one, and of a list of others than numbers and texts, so many are read.
 _ITEMS = 256
+_WHOLE = Split()
 _PLAIN = (bool, int, float, complex, str, bytes)
 
 
@@ -59,13 +58,7 @@ class TrainingPart:
     Rows of weight 0 do not train.
     """
 
-    def __init__(
-        self,
-        labels: NDArray[np.int8],
-        parts: Mapping[str, NDArray[np.int64]],
-        names: tuple[str, ...] | None = None,
-        weights: NDArray[np.float64] | None = None,
-    ) -> None:
+    def __init__(self, labels: Labels, parts: Mapping[str, Indices], names: Names = None, weights: Any = None) -> None:
         self.labels, self.parts, self.weights, rows = labels, parts, weights, parts["train"]
         self.rows = rows if weights is None else rows[weights[rows] > 0]
         #: What is known of several labels; ``None`` with one.
@@ -91,13 +84,9 @@ class PreparedData:
     """The data sets of a run. It owns their labels, the split and the transformed data sets."""
 
     def __init__(
-        self,
-        examples: Mapping[str, Examples],
-        negatives: Any = None,
-        split: Split | None = None,
-        fit_transforms: FitTransforms | None = None,
+        self, examples: Mapping[str, Examples], negatives: Any = None, split: Split = _WHOLE, fit_transforms: Any = None
     ) -> None:
-        self.examples, self.negatives, self.split = examples, negatives, split or Split()
+        self.examples, self.negatives, self.split = examples, negatives, split
         self._fit_transforms = fit_transforms
 
     @cached_property
@@ -112,9 +101,7 @@ class PreparedData:
             train.refuse_label_among_inputs()
             _say_most_are_positive(labels)
         elif argument := self.split.argument_of("val") or self.split.argument_of("calibration"):
-            raise ArgumentError(
-                f"`{argument}` can't split a stream of `negatives`. Pass a `val_dataset` with both classes."
-            )
+            raise ArgumentError(f"`{argument}` can't split a stream of `negatives`. Pass a `val_dataset`.")
         if weights is not None and labels.ndim == 2:
             raise ArgumentError("`sample_weight` weighs the examples of one label. Leave it out, or choose one label.")
         names = None if labels.ndim == 1 else train.label_names
@@ -227,8 +214,8 @@ def _say_most_are_positive(labels: NDArray[np.int8]) -> None:
     shares = (columns == 1).sum(axis=0) / np.maximum((columns >= 0).sum(axis=0), 1)
     if (shares > 0.5).all():
         warn_on_rank_zero(
-            f"{100 * shares.min():.0f} % of the labels of `train_dataset` are 1: was the other class meant? 1 is the "
-            "class to be found, most often the rarer one. `targets=lambda label: label == 0` turns labels round."
+            f"{100 * shares.min():.0f} % of the labels of `train_dataset` are 1: was the other class meant? "
+            "`targets=lambda label: label == 0` turns labels round."
         )
 
 
