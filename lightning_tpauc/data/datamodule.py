@@ -16,7 +16,7 @@ from lightning_tpauc.data.examples import (
     ArrayDataset,
     Datasets,
     Examples,
-    Floats,
+    Float,
     Given,
     ItemFetcher,
     columns_of,
@@ -56,7 +56,7 @@ class PosNegDataModule(LightningDataModule):
     - a :class:`~torch.utils.data.TensorDataset`, or any map-style data set of tuples, mappings or PyG graphs.
 
     The last entry of a tuple is the label, and all others are inputs. Columns of tables are known by their names: all
-    data sets, and those that a trained model is given later, are put into the order of the training set. Floats of
+    data sets, and those that a trained model is given later, are put into the order of the training set. Float of
     numpy arrive as float32 if the model's weights are float32; tensors keep their dtype. The batch of global step t
     depends on ``seed`` and t alone. So a checkpoint holds only the number of batches consumed, and resuming replays
     nothing.
@@ -187,7 +187,7 @@ class PosNegDataModule(LightningDataModule):
         options = zip(WORKER_OPTIONS, values, strict=True)
         self.worker_options = {name: value for name, value in options if value is not None}
         self._raw = Datasets()
-        self._dtype: Floats = None
+        self._dtype: Float = None
         self._examples: tuple[tuple[Any, ...], tuple[str, ...] | None, dict[str, Examples]] = ((), None, {})
         self._last: tuple[tuple[Any, ...], PreparedData] | None = None
         self._loaders: list[PosNegLoader | EvalLoader] = []
@@ -522,7 +522,7 @@ def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     )
 
 
-def float_dtype(trainer: Trainer | None) -> Floats:
+def float_dtype(trainer: Trainer | None) -> Float:
     """``np.float32`` where floats of numpy, mostly float64, are to become the model's; ``None`` to keep them.
 
     Precisions such as ``"64-true"`` convert inputs themselves.

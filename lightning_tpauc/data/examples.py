@@ -42,7 +42,7 @@ from lightning_tpauc.functional.checks import in_other_order, just_counts
 
 Indices = NDArray[np.int64]
 #: A dtype for floats of numpy; ``None`` leaves them as they are.
-Floats = type[np.floating[Any]] | None
+Float = type[np.floating[Any]] | None
 #: ``fetch(rows, step) -> inputs``.
 Fetcher = Callable[[Indices, int], Any]
 #: An entry of the items that equals the labels in so many of each class is the label.
@@ -100,14 +100,7 @@ class ArrayDataset(Dataset[Any]):
     """
 
     def __init__(
-        self,
-        features: Any,
-        targets: Any,
-        shift: Any = None,
-        scale: Any = None,
-        *,
-        dtype: Floats = None,
-        name: str = "x",
+        self, features: Any, targets: Any, shift: Any = None, scale: Any = None, *, dtype: Float = None, name: str = "x"
     ) -> None:
         #: Names of a table's columns, and its index or that of the labels; ``None`` for what has none.
         self.columns, self.index = column_names(features, name), index_of(features)
@@ -281,7 +274,7 @@ def aligned(dataset: Any, known: tuple[str, ...] | None, name: str) -> Any:
 # ---------------------------------------------------------------- data sets as users give them
 
 
-def as_dataset(dataset: Any, name: str, dtype: Floats = None) -> Any:
+def as_dataset(dataset: Any, name: str, dtype: Float = None) -> Any:
     """Turn arrays, tables and pairs ``(x, y)`` of them into a data set; refuse what is no map-style data set."""
     several, named = isinstance(dataset, (tuple, list)) and _are_columns(dataset), isinstance(dataset, Mapping)
     if several and len(dataset) == 2:
@@ -441,7 +434,7 @@ class Examples:
     values belong to the training set, and names to all.
     """
 
-    def __init__(self, raw: Any, part: str, given: Given, dtype: Floats = None, known: Any = None) -> None:
+    def __init__(self, raw: Any, part: str, given: Given, dtype: Float = None, known: Any = None) -> None:
         self.part, self.name, trains = part, f"{part}_dataset", part == "train"
         holds = {"targets": trains or not are_labels(given.targets), "ids": True}
         said = {a: v if isinstance(v, str) or holds.get(a, trains) else None for a, v in given._asdict().items()}
