@@ -239,8 +239,7 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
             more, ``(N, n_classes)``, the log-odds of each against all others.
         """
         scores = self._checked_scores(X)
-        found: Floats = (scores - self.threshold_ if len(self.classes_) == 2 else self._log_odds(scores)).numpy()
-        return found
+        return (scores - self.threshold_ if len(self.classes_) == 2 else self._log_odds(scores)).numpy()
 
     def predict_proba(self, X: Any) -> Floats:
         """Probabilities of all classes, ``(N, n_classes)``, calibrated on the validating rows by Platt's sigmoid.
@@ -251,8 +250,7 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         probability = self._log_odds(self._checked_scores(X)).sigmoid()
         if len(self.classes_) == 2:
             probability = torch.stack([1 - probability, probability], dim=1)
-        found: Floats = (probability / probability.sum(dim=1, keepdim=True)).numpy()
-        return found
+        return (probability / probability.sum(dim=1, keepdim=True)).numpy()
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The class of each row, ``(N,)``: by ``threshold_`` of two, of more the one with the highest log-odds.
@@ -261,8 +259,7 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
             X: numbers ``(N, n_features)``, nan where one is missing.
         """
         decision = self.decision_function(X)
-        predicted: NDArray[Any] = self.classes_[decision.argmax(1) if decision.ndim == 2 else (decision >= 0) * 1]
-        return predicted
+        return self.classes_[decision.argmax(1) if decision.ndim == 2 else (decision >= 0) * 1]
 
     def _checked_scores(self, X: Any) -> Tensor:
         check_is_fitted(self)

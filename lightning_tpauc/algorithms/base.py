@@ -478,8 +478,7 @@ class Algorithm(ABC):
             return self.joint_loss(pos_scores, neg_scores, second, places, masks)
         step: Any = self.step  # takes `previous` where `needs_previous` says so
         known = {} if previous is None else {"previous": previous}
-        loss: Tensor = step(pos_scores, neg_scores, second, places, **known)
-        return loss
+        return step(pos_scores, neg_scores, second, places, **known)
 
     def _check_shapes(self, pos: Any, neg: Any, second: Any, index: Any, masks: TaskMasks | None) -> None:
         """Raise :class:`ArgumentError` unless the arguments of a step fit together."""

@@ -148,8 +148,7 @@ def _setup(config: Namespace, instantiate: Callable[[Namespace], Any], seed: int
         own = copy.deepcopy(config)
         for name, value in {"algorithm": algorithm, **options}.items():
             own.model[f"init_args.{name}"] = value
-        made: TPAUCModule = instantiate(own).model
-        return made
+        return instantiate(own).model
 
     @functools.lru_cache(maxsize=1)  # read once for all methods
     def datamodule(run: Run) -> LightningDataModule:
@@ -164,8 +163,7 @@ def _setup(config: Namespace, instantiate: Callable[[Namespace], Any], seed: int
             )
         for name, value in values.items():
             own.data[f"init_args.{name}"] = value
-        made: LightningDataModule = instantiate(own).data
-        return made
+        return instantiate(own).data
 
     settings = {name: config[name].as_dict() for name in ("model", "data")}
     settings["model"].get("init_args", {}).pop("algorithm", None)

@@ -139,8 +139,7 @@ def compare(
 def _module(model: Any, given: Mapping[str, Any], algorithm: Algorithm, options: Mapping[str, Any]) -> TPAUCModule:
     own, made = {**given, **options}, model.func if isinstance(model, functools.partial) else model
     if isinstance(made, type) and issubclass(made, TPAUCModule):
-        module: TPAUCModule = copy.deepcopy(model)(algorithm=algorithm, **own)
-        return module
+        return copy.deepcopy(model)(algorithm=algorithm, **own)
     # copied: a function may return the same network again
     return TPAUCModule(copy.deepcopy(model if isinstance(model, nn.Module) else model()), algorithm, **own)
 
@@ -148,12 +147,10 @@ def _module(model: Any, given: Mapping[str, Any], algorithm: Algorithm, options:
 def _datamodule(given: Any, seed: int | None, folds: int | None, run: Run) -> LightningDataModule:
     if callable(given):
         fold = {} if folds is None else {"fold": run.fold, "num_folds": folds}
-        made: LightningDataModule = given(seed=run.seed, **fold)
-        return made
+        return given(seed=run.seed, **fold)
     if seed is not None:
         given.seed = seed + run.seed
-    module: LightningDataModule = given
-    return module
+    return given
 
 
 @dataclass
@@ -367,8 +364,7 @@ def best_factor(outcomes: Mapping[float, Sequence[Outcome]]) -> float | None:
 
 def validated(runs: Sequence[Outcome]) -> list[float]:
     """Means of TPAUC and AUROC on validation data."""
-    means: list[float] = torch.tensor([run.validation for run in runs], dtype=torch.float64).mean(0).tolist()
-    return means
+    return torch.tensor([run.validation for run in runs], dtype=torch.float64).mean(0).tolist()
 
 
 # ---------------------------------------------------------------- what a comparison asks of data

@@ -168,9 +168,8 @@ class EvalBatch(NamedTuple):
 
 def check_training_batch(batch: Any) -> None:
     """Raise :class:`ArgumentError` unless ``batch`` is a :class:`PosNegBatch`."""
-    if isinstance(batch, PosNegBatch):
-        return
-    raise ArgumentError(
-        f"Expected training batches of type PosNegBatch, but got a {type(batch).__name__}. Pass the data set instead "
-        "of a DataLoader: `trainer.fit(module, datamodule=PosNegDataModule(train_set, val_set))`."
-    )
+    if not isinstance(batch, PosNegBatch):
+        raise ArgumentError(
+            f"Expected training batches of type PosNegBatch, not {type(batch).__name__}. Pass the data set instead of "
+            "a DataLoader: `trainer.fit(module, datamodule=PosNegDataModule(train_set, val_set))`."
+        )

@@ -238,8 +238,8 @@ class PosNegDataModule(LightningDataModule):
             self._cursor = None
         self._raw, self._dtype = raw, float_dtype(self.trainer)
         if stage in ("fit", None) and raw.train is not None:
-            message = self.batch_sampler().cap_message(current_world().size, asked=self.num_pos is not None)
-            if message is not None:
+            asked = self.num_pos is not None
+            if message := self.batch_sampler().cap_message(current_world().size, asked=asked):
                 warn_on_rank_zero(message)
         # or by loaders of a subclass's own
         validates = self._prepared.has("val") or type(self).val_dataloader is not PosNegDataModule.val_dataloader

@@ -168,10 +168,9 @@ def host_view(features: Any) -> Any:
     if not isinstance(features, Tensor):
         return features.view(np.ndarray) if isinstance(features, np.ndarray) else features
     try:
-        array: NDArray[Any] = features.detach().numpy()
+        return features.detach().numpy()
     except TypeError:  # on a GPU, or a dtype or layout that numpy does not have
         return None
-    return array
 
 
 # ---------------------------------------------------------------- tables
@@ -182,8 +181,7 @@ def column_names(x: Any, name: str) -> tuple[str, ...] | None:
     if not is_table(x):
         return None
     names = tuple(map(str, x.columns))
-    twice = [column for column, times in Counter(names).items() if times > 1]
-    if twice:
+    if twice := [column for column, times in Counter(names).items() if times > 1]:
         raise DataError(f"`{name}` has more than one column {twice[0]!r}. Rename or drop them.")
     return names
 
@@ -583,8 +581,7 @@ class Examples:
 def _tells(x: NDArray[Any], labels: NDArray[np.int8]) -> NDArray[np.bool_]:
     """Which columns have one number where labels are 1, and another one where they are 0."""
     pos, neg = x[labels == 1], x[labels == 0]
-    tell: NDArray[np.bool_] = (pos == pos[0]).all(axis=0) & (neg == neg[0]).all(axis=0) & (pos[0] != neg[0])
-    return tell
+    return (pos == pos[0]).all(axis=0) & (neg == neg[0]).all(axis=0) & (pos[0] != neg[0])
 
 
 def named_columns(given: Any, table: Any) -> list[Any]:

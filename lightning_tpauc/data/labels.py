@@ -275,8 +275,7 @@ def _as_numbers(values: NDArray[Any]) -> NDArray[Any]:
 def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:
     """Which entries are nan, None, or pandas' NA, which has no truth value, or NaT."""
     if values.dtype.kind != "O":
-        unequal: NDArray[np.bool_] = values != values
-        return unequal
+        return values != values
     missing = [v is None or type(v).__name__ == "NAType" or bool(v != v) for v in values.ravel().tolist()]
     return np.array(missing, dtype=bool).reshape(values.shape)
 
@@ -343,11 +342,12 @@ def row_values(dataset: Any, given: Any, argument: str, name: str = "train_datas
     if values.shape not in ((len(dataset),), (len(dataset), 1)):
         size = f"{len(dataset)} values, one per item of `{name}`"
         raise DataError(f"Expected `{argument}` to have {size}, not shape {values.shape}.")
-    convert = {"groups": _as_groups, "sample_weight": _as_weights}.get(argument, np.asarray)
+    convert = {"groups": as_groups, "sample_weight": as_weights}.get(argument, np.asarray)
     return convert(values.reshape(-1))
 
 
-def _as_groups(values: NDArray[Any]) -> Indices:
+def as_groups(values: NDArray[Any]) -> Indices:
+    """Groups as numbers from 0 on; refused if a group is missing."""
     missing = _missing(values)
     if missing.any():
         raise DataError(
@@ -357,7 +357,8 @@ def _as_groups(values: NDArray[Any]) -> Indices:
     return checks.as_groups(values.astype(str) if values.dtype.kind == "O" else values).numpy()
 
 
-def _as_weights(values: NDArray[Any]) -> NDArray[np.float64]:
+def as_weights(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Weights as float64; refused if one is below 0, not finite or no number."""
     numbers = _as_numbers(values)
     weights = numbers.astype(np.float64) if numbers.dtype.kind in "buif" else np.full(len(values), np.nan)
     wrong = ~(np.isfinite(weights) & (weights >= 0))

@@ -166,8 +166,7 @@ class SMILESDataModule(GivenSplitDataModule):
             built = _build(self.path, *options)
             with replacing(cached) as file:
                 torch.save(built, file)
-        content: dict[str, Any] = torch.load(cached, weights_only=True)
-        return content
+        return torch.load(cached, weights_only=True)
 
     def _report(self, invalid: list[tuple[int, str]], valid: int) -> None:
         if not invalid:

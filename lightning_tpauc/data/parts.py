@@ -87,7 +87,7 @@ class PreparedData:
         self, examples: Mapping[str, Examples], negatives: Any = None, split: Split = _WHOLE, fit_transforms: Any = None
     ) -> None:
         self.examples, self.negatives, self.split = examples, negatives, split
-        self._fit_transforms = fit_transforms
+        self._fit_transforms: Callable[..., Datasets] | None = fit_transforms
 
     @cached_property
     def training(self) -> TrainingPart:

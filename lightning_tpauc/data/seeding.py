@@ -113,8 +113,7 @@ def _reduced_hash(x: Words, keys: Words, side: np.uint64) -> Words:
 
 def random_keys(seed: int, purpose: int, passes: Indices) -> Words:
     """64-bit keys of shape ``passes.shape``, hashed from (seed, purpose, pass)."""
-    keys: Words = _mix(np.uint64(_key_of(seed, purpose)) + passes.astype(np.uint64) * np.uint64(_GOLDEN))
-    return keys
+    return _mix(np.uint64(_key_of(seed, purpose)) + passes.astype(np.uint64) * np.uint64(_GOLDEN))
 
 
 def _key_of(seed: int, purpose: int) -> int:

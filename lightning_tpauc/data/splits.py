@@ -166,8 +166,7 @@ def _counts_of_groups(labels: Labels, groups: Indices) -> Indices:
 def _strata(labels: Labels) -> Indices:
     """The rarest class of each row, as a column of :func:`_classes`; one more than these for rows without any."""
     classes = np.column_stack([_classes(labels), np.ones(len(labels), dtype=bool)])
-    rarest: Indices = np.where(classes, classes.sum(axis=0), len(labels) + 1).argmin(axis=1)
-    return rarest
+    return np.where(classes, classes.sum(axis=0), len(labels) + 1).argmin(axis=1)
 
 
 def _impossible(asked: str, labels: Labels, groups: Indices | None = None, names: Names = None) -> str:

@@ -21,8 +21,7 @@ def eager(function: F) -> F:
     A function that changes state in place would make gradients silently wrong: a compiled backward pass reads tensors
     when it runs, after they have changed.
     """
-    kept: F = torch.compiler.disable(function)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return kept
+    return torch.compiler.disable(function)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def as_tensor(values: Any, name: str, device: torch.device | None = None) -> Tensor:

@@ -442,8 +442,7 @@ class _WithGradients(torch.autograd.Function):
 
 def with_gradients(value: Tensor, pos: Tensor, neg: Tensor, pos_grad: Tensor, neg_grad: Tensor) -> Tensor:
     """``value``, ``()`` or ``(K,)``, of a loss of pairs, whose gradients by the scores are known constants."""
-    result: Tensor = _WithGradients.apply(pos, neg, value, torch.cat([pos_grad, neg_grad], -1))
-    return result
+    return _WithGradients.apply(pos, neg, value, torch.cat([pos_grad, neg_grad], -1))
 
 
 def _balanced(gradients: Tensor) -> Tensor:

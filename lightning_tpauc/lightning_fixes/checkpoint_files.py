@@ -222,7 +222,7 @@ def load_weights(module: nn.Module, path: str | Path) -> Mapping[str, Any]:
         )
     with torch.no_grad():
         assign(own.values(), [found[name] for name in own])
-    return content  # type: ignore[no-any-return]  # a dictionary
+    return content
 
 
 def own_names(module: nn.Module, state: dict[str, T]) -> dict[str, T]:

@@ -113,8 +113,7 @@ class ScoreMetric(Metric):
 
     def gathered(self) -> tuple[Tensor, Tensor]:
         """:meth:`collected` of all processes, all of which have to call this."""
-        found: tuple[Tensor, Tensor] = self._of_all(self.collected)
-        return found
+        return self._of_all(self.collected)
 
     @eager
     def _of_all(self, call: Callable[[], Any]) -> Any:
