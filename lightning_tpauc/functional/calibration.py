@@ -105,10 +105,8 @@ def _fit_sigmoid(scores: Tensor, labels: Tensor) -> Calibration:
     found = minimize(loss, np.zeros(2), jac=True, method="BFGS", options={"gtol": 1e-9}).x
     slope = torch.tensor(found[0], dtype=torch.float64) / spread
     if not slope > 0:
-        raise ArgumentError(
-            f"A sigmoid through these scores would fall (slope {float(slope):.2g}): they rank positives below "
-            "negatives on the whole. Use calibration='isotonic', or train longer."
-        )
+        text = f"A sigmoid would fall (slope {float(slope):.2g}): scores rank positives below negatives on the whole"
+        raise ArgumentError(f"{text}. Use calibration='isotonic', or train longer.")
     return Calibration("sigmoid", slope, torch.tensor(found[1], dtype=torch.float64) - slope * centre)
 
 

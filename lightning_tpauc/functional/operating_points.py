@@ -332,9 +332,7 @@ def _safe(
 ) -> dict[str, Tensor]:
     """Which candidates meet a demand with so much room that it holds for new examples, by the names of the demands."""
     if weights is not None and any(bool((own != own[0]).any()) for own in weights):
-        raise ArgumentError(
-            "A guarantee needs equal `sample_weight` within a class, but they differ. Pass `confidence=None`."
-        )
+        raise ArgumentError("A guarantee needs equal `sample_weight` within a class: pass `confidence=None`.")
     _, tp, fp, num_pos, num_neg = _candidates(*classes, shares)
     grouped = shares is not None and any(bool((own < 1).any()) for own in shares)
     asked = [
@@ -458,9 +456,7 @@ def check_rule(
     checks.check_choice(criterion, "criterion", CRITERIA)
     checks.require_range("cost_ratio", cost_ratio, 0.0, open_low=True)
     if criterion != "min_cost" and cost_ratio != 1.0:
-        raise ArgumentError(
-            f"`cost_ratio={cost_ratio!r}` is not used by criterion={criterion!r}: pass `criterion='min_cost'`."
-        )
+        raise ArgumentError(f"`cost_ratio` is not used by criterion={criterion!r}: pass `criterion='min_cost'`.")
     if confidence is not None:
         checks.require_range("confidence", confidence, 0.0, 1.0, open_low=True, open_high=True)
     for name, value in (("min_precision", min_precision), ("max_alert_rate", max_alert_rate)):

@@ -235,14 +235,9 @@ def ranked_classes(
 def why_undefined(num_pos: int, num_neg: int, any_nan: bool) -> str:
     """Why there is no area, for a sentence; empty if there is one."""
     if num_pos and num_neg:
-        return (
-            "some scores are nan, which have no rank. Are the inputs nan, or has the model diverged?" if any_nan else ""
-        )
+        return "some scores are nan, which have no rank: look at the inputs for nan." if any_nan else ""
     missing = "example" if not num_pos and not num_neg else "positive example" if not num_pos else "negative example"
-    return (
-        f"there was no {missing} to rank. "
-        "This is normal for a few batches of a sanity check; evaluate on a set that holds both classes."
-    )
+    return f"there was no {missing} to rank. Evaluate on a set that holds both classes."
 
 
 # ---------------------------------------------------------------- splitting, selecting and counting scores

@@ -102,10 +102,10 @@ def two_way_partial_auroc(
     )
     preds, target = asked.checked(preds, target)
     scores, labels = preds.reshape(-1, *asked.row), asked.columns(target)
+    weights = asked.weights(sample_weight, labels)
     if asked.thresholds is None:
-        areas = asked.exact(scores, labels, asked.weights(sample_weight, labels))
+        areas = asked.exact(scores, labels, weights)
     else:
-        asked.weights(sample_weight, labels)
         counts = roc.confusion_counts(scores, labels, asked.thresholds)
         areas = asked.binned(counts, counts.new_zeros(asked.row) if validate_args else roc.count_nan(scores, labels))
     return asked.averaged(areas).to(preds.device if preds.device.type != "mps" else "cpu")  # which knows no float64

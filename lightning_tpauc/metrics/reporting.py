@@ -52,11 +52,6 @@ def better_mode(name: str) -> Literal["max", "min"] | None:
     return "min" if re.fullmatch(_SMALLER, name) else None
 
 
-def is_ours(name: str) -> bool:
-    """Whether our validation logs a metric of this name."""
-    return name.startswith("val/") and better_mode(name) is not None
-
-
 def validated_areas(metrics: Mapping[str, Any]) -> tuple[float, float]:
     """``val/tpauc`` and ``val/auroc`` of the first data loader; nan if they were not logged."""
     names = [(f"val/{area}", f"val/{area}/dataloader_idx_0") for area in ("tpauc", "auroc")]
@@ -80,9 +75,7 @@ def as_rectangles(pairs: Any) -> list[Rectangle]:
     try:
         return [Rectangle(*check_rectangle(*pair)) for pair in pairs]
     except TypeError:
-        raise ArgumentError(
-            f"Expected `rectangles` to be pairs (min_tpr, max_fpr), such as [(0.7, 0.3)], but got {pairs!r}."
-        ) from None
+        raise ArgumentError(f"Expected `rectangles` to be pairs, such as [(0.7, 0.3)], but got {pairs!r}.") from None
 
 
 def metric_name(rectangle: Rectangle) -> str:
@@ -131,9 +124,7 @@ class Report:
         self.metrics = _checked({} if metrics is None else metrics)
         taken = sorted({*self.metrics} & {*_TAKEN, *map(metric_name, self.rectangles)})
         if taken:
-            raise ArgumentError(
-                f"`metrics` has {taken[0]!r}, a name that ours are logged under. Give it another: `{{'mine': it}}`."
-            )
+            raise ArgumentError(f"`metrics` has {taken[0]!r}, a name of ours. Give it another: `{{'mine': it}}`.")
 
     def values(
         self,
@@ -233,20 +224,10 @@ def _independent(right: Tensor, groups: Tensor) -> float:
 
 def _checked(given: Any) -> dict[str, Metric]:
     """Copies by the names that they are logged under."""
-    try:
-        parsed = given if isinstance(given, MetricCollection) else MetricCollection(given)
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(
-            f"Expected `metrics` to be torchmetrics, alone, in a list or by name in a dictionary: {error}"
-        ) from error
+    parsed = given if isinstance(given, MetricCollection) else MetricCollection(given)
     metrics = {name: metric.clone() for name, metric in parsed.items(copy_state=False)}
-    for name, metric in metrics.items():
-        if getattr(metric, "num_classes", None) is not None:  # it would take a score for the number of a class
-            raise ArgumentError(
-                f"Scores have no classes: for {name!r} in `metrics` take the binary metric, `task='binary'`."
-            )
-        for part in _parts(metric):
-            part.distributed_available_fn = _alone  # it gets the scores of all processes
+    for part in (part for metric in metrics.values() for part in _parts(metric)):
+        part.distributed_available_fn = _alone  # it gets the scores of all processes
     return metrics
 
 
@@ -270,9 +251,7 @@ def further_value(metric: Metric, scored: Scored, thresholds: Sequence[float | N
     counted = (scored.target >= 0).reshape(len(scored.target), -1).any(1)
     scores, target, kind = scored.raw[counted], scored.target[counted].long(), type(metric).__name__
     if bool((target < 0).any()) and getattr(metric, "ignore_index", None) != IGNORED:
-        raise ArgumentError(
-            f"{kind} of `metrics` would count entries that were not measured: pass `ignore_index=-1` to it."
-        )
+        raise ArgumentError(f"{kind} of `metrics` would count what was not measured: pass it `ignore_index=-1`.")
     if not len(scores):
         return torch.tensor(math.nan, device=scores.device)
     if not isinstance(metric, ScoreMetric):

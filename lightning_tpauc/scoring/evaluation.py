@@ -23,7 +23,7 @@ from lightning_tpauc.functional.staco import objective_ratios
 from lightning_tpauc.functional.surrogates import get_surrogate
 from lightning_tpauc.lightning_fixes.unsupported import log_replicated
 from lightning_tpauc.metrics import TwoWayPartialAUROC
-from lightning_tpauc.metrics.reporting import IGNORED, Scored, is_ours, validated_areas
+from lightning_tpauc.metrics.reporting import IGNORED, Scored, better_mode, validated_areas
 from lightning_tpauc.scoring.forward import ScoringModel
 from lightning_tpauc.scoring.labels import inputs_and_target, known_layout, labels_to_evaluate, rectangles_of
 
@@ -184,7 +184,7 @@ class StartValidation:
     def prepare(self, trainer: Trainer, *, is_trained: bool) -> None:
         """Extend the coming sanity check to all validation data, if a callback uses the result."""
         self.metrics, savers = None, trainer.checkpoint_callbacks if is_trained else []
-        self._savers = [s for s in savers if isinstance(s, ModelCheckpoint) and s.monitor and is_ours(s.monitor)]
+        self._savers = [s for s in savers if isinstance(s, ModelCheckpoint) and s.monitor and better_mode(s.monitor)]
         callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
         if self._savers or (is_trained and any(getattr(callback, "keep_best", False) for callback in callbacks)):
             self.metrics = {}

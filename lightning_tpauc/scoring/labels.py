@@ -97,10 +97,8 @@ def by_position(given: LabelSettings, names: tuple[str, ...]) -> dict[int, Mappi
     for label in given:
         # a number that is a position, and the name of another label, could mean either
         if str(label) not in places or (isinstance(label, int) and places[str(label)] != label):
-            there = listed(names) or "not several"
-            raise ArgumentError(
-                f"`tasks` has options of {label!r}, but the data's labels are {there}. Pass a name as text."
-            )
+            there = f"the data's labels are {listed(names) or 'not several'}"
+            raise ArgumentError(f"`tasks` has options of {label!r}, but {there}. Pass a name as text.")
     return {places[str(label)]: own for label, own in given.items()}
 
 

@@ -5,7 +5,7 @@ import torch
 from sklearn.metrics import f1_score
 from torch import nn
 from torch.nn.functional import softplus
-from torchmetrics.classification import BinaryAUROC, BinaryF1Score, MulticlassF1Score
+from torchmetrics.classification import BinaryAUROC, BinaryF1Score
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import PAUCI, STACO, CrossEntropy
@@ -74,9 +74,7 @@ def test_they_are_logged_in_validation_and_begin_anew_each_time():
 @pytest.mark.parametrize(
     ("metrics", "words"),
     [
-        ({"tpauc": BinaryF1Score()}, "`metrics` has 'tpauc', a name that ours"),
-        ([BinaryF1Score(), BinaryF1Score()], "to be torchmetrics.*BinaryF1Score"),
-        ({"f1": MulticlassF1Score(2)}, "for 'f1' in `metrics` take the binary metric"),
+        ({"tpauc": BinaryF1Score()}, "`metrics` has 'tpauc', a name of ours"),
     ],
 )
 def test_metrics_that_are_refused(metrics, words):
