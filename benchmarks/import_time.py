@@ -19,7 +19,9 @@ STATEMENTS = {
     "lightning.pytorch": "import lightning.pytorch",
     "lightning_tpauc": "import lightning_tpauc",
     "both": "import lightning.pytorch, lightning_tpauc",
-    "every public name": "import lightning.pytorch\nfrom lightning_tpauc import *",
+    "module, data, metric": "import lightning.pytorch\n"
+    "from lightning_tpauc import STACO, PosNegDataModule, TPAUCModule, TwoWayPartialAUROC",
+    "every public name, scikit-learn's base classes too": "import lightning.pytorch\nfrom lightning_tpauc import *",
 }
 
 

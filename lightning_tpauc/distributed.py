@@ -7,7 +7,10 @@ with respect to all scores. Each takes its own slice, times the number of proces
 averages the parameters' gradients over processes.
 """
 
+import atexit
+import functools
 import math
+import threading
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -56,6 +59,23 @@ def rank() -> int:
 def starts_processes(trainer: Trainer) -> bool:
     """Whether the Trainer works on copies of the module in processes that end with the run (spawned or forked)."""
     return isinstance(getattr(trainer.strategy, "launcher", None), _MultiProcessingLauncher)
+
+
+@functools.cache
+def destroy_group_at_exit() -> None:
+    """Destroy the process group before the interpreter shuts down, as Lightning does for NCCL only.
+
+    A thread of Gloo would abort the process (SIGABRT): https://github.com/pytorch/pytorch/pull/179291. On a rank that
+    failed, destroying waits for the other ranks, so it is given up after five seconds.
+    """
+
+    def destroy() -> None:
+        if dist.is_available() and dist.is_initialized() and dist.get_backend() != "nccl":
+            thread = threading.Thread(target=dist.destroy_process_group, daemon=True)
+            thread.start()
+            thread.join(5.0)
+
+    atexit.register(destroy)
 
 
 def split_scores(scores: Tensor, sizes: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:

@@ -450,7 +450,7 @@ class Algorithm(ABC):
                 :attr:`needs_dual_negatives` read it.
             index: integer tensor, array or list ``(S,)``, which positives these are, in ``0 .. num_positives - 1``.
                 Each may come only once. That is not checked, since a check would wait for the device; if one comes
-                twice, only one of its two updates is kept.
+                twice, both its updates count.
             previous: the same batch under the weights before the last update, for algorithms with
                 :attr:`needs_previous`; ``None`` at the first step.
             masks: for K labels, which of their scores are present. Scores and ``index`` then have a leading dimension

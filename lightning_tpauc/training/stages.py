@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from lightning_tpauc.data.batch import check_training_batch
 from lightning_tpauc.data.examples import learnt_layout, names_in
-from lightning_tpauc.distributed import prebuild_ddp_buckets, reshard
+from lightning_tpauc.distributed import destroy_group_at_exit, prebuild_ddp_buckets, reshard
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, UnsupportedError
 from lightning_tpauc.functional.checks import check_choice, check_count, require_range
 from lightning_tpauc.lightning_fixes.checkpoint_files import load_weights
@@ -131,6 +131,7 @@ class StageCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__
         trainer.callbacks = in_order(callbacks)  # type: ignore[attr-defined]
+        destroy_group_at_exit()
         if stage != TrainerFn.FITTING:
             guards.require_agreement(lambda: guards.shared_settings(trainer, pl_module))
 

@@ -108,7 +108,7 @@ def test_text(capsys, monkeypatch):
 def test_molecules(capsys, monkeypatch, tmp_cwd):
     for name in ("torch_geometric", "ogb", "rdkit"):
         pytest.importorskip(name)
-    run("molecules.py", "--epochs", "20", monkeypatch=monkeypatch)
+    run("molecules.py", monkeypatch=monkeypatch)
     assert printed_areas(capsys.readouterr().out)[1] > 0.9
     header, *rows = (tmp_cwd / "molecules_scores.csv").read_text().splitlines()
     assert header == "example_id,score,decision"
