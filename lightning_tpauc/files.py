@@ -36,6 +36,5 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         beside.replace(path)
     except BaseException:
-        with contextlib.suppress(OSError):
-            beside.unlink()
+        beside.unlink(missing_ok=True)
         raise

@@ -93,22 +93,16 @@ def _network(x: Words, which: Indices, round_keys: Words, sides: tuple[np.uint64
         keys = round_keys[:, i] if len(round_keys) == 1 else round_keys[which, i]
         changed += _reduced_hash(halves[1 - i % 2], keys, side)
         changed -= (changed >= side) * side
-    high *= sides[1]
-    high += low
-    return high
+    return high * sides[1] + low
 
 
 def _reduced_hash(x: Words, keys: Words, side: np.uint64) -> Words:
     """Hash of ``x`` under ``keys``, uniform on ``range(side)`` up to side / 2^32."""
     half = np.uint64(32)
-    word: Words = x * np.uint64(_MIX_A)
-    word += keys
+    word: Words = x * np.uint64(_MIX_A) + keys
     word ^= word >> half
-    word *= np.uint64(_MIX_B)
-    word >>= half
-    word *= side
-    word >>= half
-    return word
+    word = (word * np.uint64(_MIX_B) >> half) * side
+    return word >> half
 
 
 def random_keys(seed: int, purpose: int, passes: Indices) -> Words:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_tpauc.errors import ArgumentError, DataError
-from lightning_tpauc.functional.checks import check_choice, check_count
+from lightning_tpauc.functional.checks import check_choice, check_count, require_range
 
 Indices = NDArray[np.int64]
 Labels = NDArray[np.int8]
@@ -86,6 +86,7 @@ def holdout(
     Groups are put into 32 random orders. The first groups of an order are held out, up to some end. Of all orders and
     ends, the one is taken whose shares of the positives and of the negatives are nearest to ``fraction``.
     """
+    require_range("val_fraction", fraction, 0.0, 1.0, open_low=True, open_high=True)
     if groups is not None:
         return _group_holdout(labels, fraction, seed, groups, names)
     if labels.ndim == 2:

@@ -106,10 +106,8 @@ class ScoreMetric(Metric):
 
     def collected_weights(self) -> Tensor | None:
         """The weights of all examples so far, float64 ``(N,)``; ``None`` if no update had any."""
-        weights: Any = self.weights  # one tensor after processes have merged theirs
-        if isinstance(weights, list):
-            return torch.cat(weights) if weights else None
-        return cast(Tensor, weights) if weights.numel() else None
+        weights = _joined(self.weights, torch.empty(0, dtype=torch.float64))
+        return weights if weights.numel() else None
 
     def gathered(self) -> tuple[Tensor, Tensor]:
         """:meth:`collected` of all processes, all of which have to call this."""

@@ -71,28 +71,24 @@ class PredictionWriter(Callback):
         #: Where the file is, or will be.
         self.path = Path(path or "predictions.csv").expanduser()
         self._parts: list[dict[str, Tensor]] = []
-        self._ids: Any = None
+        self._loader: Any = None
 
     @override
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget earlier predictions and find the folder."""
         self._parts = []
-        if len(trainer.num_predict_batches) > 1:
-            raise UnsupportedError(
-                "PredictionWriter takes one data loader, but there are several. Predict on each by itself."
-            )
-        self._ids = getattr(CombinedLoader(trainer.predict_dataloaders).flattened[0], "ids", None)
+        loaders = CombinedLoader(trainer.predict_dataloaders).flattened
+        if len(loaders) > 1:
+            raise UnsupportedError("PredictionWriter takes one data loader, but there are several. Predict on each.")
+        self._loader = loaders[0]
         if self._given is None:
             self.path = Path(trainer.log_dir or ".", "predictions.csv")  # collective: rank 0 says
         try:  # before the predictions are made, not after
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            why = "it is a folder" if self.path.is_dir() else None
+            if self.path.is_dir():
+                raise IsADirectoryError("it is a folder")
         except OSError as error:
-            why = error.strerror
-        if why is not None:
-            raise ArgumentError(
-                f"Predictions can't be written to `path`, {str(self.path)!r}: {why}. Choose another file."
-            )
+            raise ArgumentError(f"Predictions can't be written to `path`, {str(self.path)!r}: {error}.") from error
 
     @override
     def on_predict_batch_end(
@@ -113,9 +109,8 @@ class PredictionWriter(Callback):
             raise UnsupportedError(f"Expected `predict_step` to return {{'score': tensor {shape}}}, but got {got}.")
         ids = outputs.get("example_id")
         if ids is None:
-            (loader,) = CombinedLoader(trainer.predict_dataloaders).flattened
             first = sum(len(part["example_id"]) for part in self._parts)
-            ids = _positions(loader, batch_idx, len(score), first)
+            ids = _positions(self._loader, batch_idx, len(score), first)
         said = {name: outputs[name].detach().cpu().reshape(-1, len(keys)) for name in _WRITTEN if name in outputs}
         columns = {f"{name}{key}": values[:, k] for k, key in enumerate(keys) for name, values in said.items()}
         self._parts.append({"example_id": ids.cpu(), **columns})
@@ -134,7 +129,7 @@ class PredictionWriter(Callback):
                 text = f"{int(missing.sum())} of {len(missing)} predictions are nan, which decides nothing"
                 warn_on_rank_zero(f"{text}: look for nan in their inputs.")
             rank_zero_info(f"Predictions written to {self.path}")
-        self._parts = []
+        self._parts, self._loader = [], None
 
     def _write(self, columns: dict[str, Tensor]) -> None:
         ids, first = np.unique(columns["example_id"].numpy(), return_index=True)
@@ -142,8 +137,8 @@ class PredictionWriter(Callback):
             text = f"{again} predictions are of examples that had one already: the first is written."
             warn_on_rank_zero(text)
         texts = {name: _texts(name, column[first].tolist(), column.dtype) for name, column in columns.items()}
-        if self._ids is not None:
-            names = [str(self._ids[k]) for k in ids]
+        if (called := getattr(self._loader, "ids", None)) is not None:
+            names = [str(called[k]) for k in ids]
             texts = {"example_id": texts.pop("example_id"), "id": names, **texts}
         with replacing(self.path) as file:
             stream = io.TextIOWrapper(file, encoding="utf-8", newline="")

@@ -209,9 +209,7 @@ def test_a_folder_is_refused_before_anything_is_predicted(tmp_path):
     with pytest.raises(ArgumentError, match=r"can't be written to `path`, '.*folder.csv': it is a folder"):
         predict(module, make_data(x), tmp_path / "folder.csv")
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        ArgumentError, match=r"can't be written to `path`, '.*file/p.csv': (Not a directory|File exists)"
-    ):
+    with pytest.raises(ArgumentError, match=r"can't be written to `path`, '.*file/p.csv': .*(Not a dir|File exists)"):
         predict(module, make_data(x), tmp_path / "file" / "p.csv")
 
 
