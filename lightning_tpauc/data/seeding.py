@@ -64,9 +64,8 @@ def permute(slots: Indices, passes: Indices, n: int, *, seed: int = 0, purpose: 
     keys = random_keys(seed, purpose, distinct)
     if n <= _SORTED_UP_TO:
         # Independent 64-bit keys are sorted. Equal keys, of probability n^2 / 2^65, keep their order.
-        tables = np.argsort(
-            _mix(keys[:, None] + np.arange(n, dtype=np.uint64) * np.uint64(_GOLDEN)), axis=1, kind="stable"
-        )
+        entries = np.arange(n, dtype=np.uint64) * np.uint64(_GOLDEN)
+        tables = np.argsort(_mix(keys[:, None] + entries), axis=1, kind="stable")
         return tables[group.reshape(shape), slots]
     # A Feistel network on Z_a x Z_b, where a = ceil(sqrt(n)) and b = ceil(n / a), so that fewer than a of the a b
     # values lie outside of range(n). These, less than one in sqrt(n), are sent through it again.
@@ -93,7 +92,8 @@ def _network(x: Words, which: Indices, round_keys: Words, sides: tuple[np.uint64
         keys = round_keys[:, i] if len(round_keys) == 1 else round_keys[which, i]
         changed += _reduced_hash(halves[1 - i % 2], keys, side)
         changed -= (changed >= side) * side
-    return high * sides[1] + low
+    joined: Words = high * sides[1] + low
+    return joined
 
 
 def _reduced_hash(x: Words, keys: Words, side: np.uint64) -> Words:
@@ -188,8 +188,7 @@ class ItemReader:
         with seeded_items(self.seed, step, self._drawn) as reseed:
             before = _states()
             for row in rows:
-                if self._drawn:
-                    reseed(row)
+                reseed(row)
                 items.append(get(row))
             after = _states()
         moved = {name for name in before.keys() - self._drawn if not _same(before[name], after[name])}

@@ -66,16 +66,8 @@ class SourceDataModule(PosNegDataModule):
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        # Named, so that the command line does not offer data sets as arguments.
-        super().__init__(
-            train_dataset=None,
-            val_dataset=None,
-            test_dataset=None,
-            predict_dataset=None,
-            negatives=None,
-            calibration_dataset=None,
-            **kwargs,
-        )
+        # Given, so that the command line does not offer data sets as arguments.
+        super().__init__(None, None, None, None, negatives=None, calibration_dataset=None, **kwargs)
         self._loaded: Datasets | None = None
 
     def load(self) -> Datasets:

@@ -44,8 +44,7 @@ def make_plain(checkpoint: dict[str, Any]) -> None:
         CheckpointError: if an entry has no plain equivalent; the message names it.
     """
     checkpoint.pop("hparams_type", None)  # the class of configurations of omegaconf, which are saved as dictionaries
-    for name in list(checkpoint):
-        checkpoint[name] = plain(checkpoint[name], name)
+    checkpoint.update({name: plain(value, name) for name, value in checkpoint.items()})
 
 
 def plain(value: Any, place: str) -> Any:
@@ -145,20 +144,18 @@ def use_atomic_files(trainer: Trainer) -> None:
 @contextmanager
 def explained_reading(source: Any, weights_only: bool | None) -> Iterator[None]:
     """Name the file if it is damaged, or if reading it fails because it is no checkpoint; any other error stays."""
-    is_path = isinstance(source, (str, Path))
-    if is_path:
-        check_file(source)
+    check_file(source)
     try:
         yield
     except Exception:
-        if is_path:
+        if isinstance(source, (str, Path)):
             AtomicCheckpointIO().load_checkpoint(source, map_location="cpu", weights_only=weights_only)
         raise
 
 
-def check_file(path: str | Path) -> None:
+def check_file(path: Any) -> None:
     """Raise :class:`CheckpointError` for a local file that is missing, a folder or damaged."""
-    if "://" in str(path):  # in an object store
+    if not isinstance(path, (str, Path)) or "://" in str(path):  # an open file, or one of an object store
         return
     if not str(path) or not Path(path).exists():  # '': `ckpt_path="best"` of a ModelCheckpoint that kept none
         raise MissingCheckpointError(
@@ -216,10 +213,7 @@ def load_weights(module: nn.Module, path: str | Path) -> Mapping[str, Any]:
         name for name in own if not is_lazy(own[name]) and own[name].shape != found[name].shape
     ]
     if differ:
-        kind = type(module).__name__
-        raise CheckpointError(
-            f"{start} its weights do not fit {kind}, they differ in {differ[:3]}. Use the model that wrote the file."
-        )
+        raise CheckpointError(f"{start} {differ[:3]} do not fit. Use the model that wrote the file.")
     with torch.no_grad():
         assign(own.values(), [found[name] for name in own])
     return content

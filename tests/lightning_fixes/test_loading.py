@@ -229,6 +229,6 @@ def test_weights_that_do_not_fit_are_one_line(tmp_path):
     deeper = nn.Sequential(nn.Linear(DIM, 3), nn.Tanh(), nn.Linear(3, 1), nn.BatchNorm1d(1))
     with pytest.raises(RuntimeError, match=rf"size mismatch for backbone.0.weight: .*\[3, {DIM}\].*\[4, {DIM}\].*"):
         TPAUCModule.load_from_checkpoint(path, backbone=wider, algorithm=staco())
-    lacks = r"do not fit TPAUCModule, they differ in \['backbone.3.bias', 'backbone.3.num_batches_tracked', [^\n]*$"
+    lacks = r"\['backbone.3.bias', 'backbone.3.num_batches_tracked', [^\n]*\] do not fit. Use the model that [^\n]*$"
     with pytest.raises(CheckpointError, match=lacks):
         fit(TPAUCModule(deeper, staco(), num_positives=NUM_POS, init_from=str(path)))
