@@ -261,10 +261,7 @@ class TPAUCModule(ScoringModel):
             check_training_batch(batch)
         state = self.training_state
         if state.average is None:
-            raise UnsupportedError(
-                f"The callbacks that {type(self).__name__} needs are not there: let its `configure_callbacks` return "
-                "`[*super().configure_callbacks(), ...]`."
-            )
+            raise UnsupportedError("Let `configure_callbacks` return `[*super().configure_callbacks(), ...]`.")
         optimizer = cast(LightningOptimizer, self.optimizers())  # which counts the steps
         state.phase = Phase.IN_STEP
         self.algorithm.step_scale = self._step_scale(optimizer)
@@ -373,14 +370,9 @@ class TPAUCModule(ScoringModel):
             if further is None:
                 return loss
             if self.chunk_size is not None:
-                raise UnsupportedError(
-                    "`auxiliary_loss` needs the graph of the whole batch: it can't work with `chunk_size`."
-                )
+                raise UnsupportedError("`auxiliary_loss` needs the whole batch's graph: leave out `chunk_size`.")
             if isinstance(self.algorithm, RecursiveAlgorithm):
-                raise UnsupportedError(
-                    f"{type(self.algorithm).__name__} corrects its gradient by that of the previous step, which an "
-                    "`auxiliary_loss` does not have. Use STACO, or leave it out."
-                )
+                raise UnsupportedError(f"{type(self.algorithm).__name__} can't have an `auxiliary_loss`. Use STACO.")
             return cast(Tensor, loss + further)
 
     def _previous_scores(self, batch: PosNegBatch) -> PreviousScores | None:
@@ -485,9 +477,8 @@ class TPAUCModule(ScoringModel):
         if self.trainer.global_step - steps != 1 or calls != [before]:
             raise UnsupportedError(
                 f"{type(self).optimizer_step.__qualname__} took {self.trainer.global_step - steps} optimizer steps for "
-                f"a batch, or {type(inner).__name__} evaluates the loss by itself, as sharpness-aware optimizers do: "
-                "every evaluation would be a step of the algorithm. Call `optimizer.step(closure=optimizer_closure)` "
-                "once, or use another optimizer."
+                f"a batch, or {type(inner).__name__} evaluates the loss by itself: every evaluation would be a step of "
+                "the algorithm. Call `optimizer.step(closure=optimizer_closure)` once, or use another optimizer."
             )
         if scaled is not None:
             return not bool(scaler.scale(torch.ones_like(scaled)) < scaled)

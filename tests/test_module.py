@@ -273,13 +273,13 @@ def test_number_of_positives_is_a_whole_number(number):
         TPAUCModule(LinearScore(), staco(), num_positives=number)
 
 
-@pytest.mark.parametrize(("number", "words"), [(0, r"0 \(none\)"), (2, r"2 \(SGD, SGD\)")])
-def test_no_optimizer_or_two_are_refused(number, words):
+@pytest.mark.parametrize("number", [0, 2])
+def test_no_optimizer_or_two_are_refused(number):
     class Own(TPAUCModule):
         def configure_optimizers(self):
             return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(number)] or None
 
-    with pytest.raises(UnsupportedError, match=rf"exactly one optimizer: .* Got {words}\. Give one"):
+    with pytest.raises(UnsupportedError, match=rf"exactly one optimizer: got {number}"):
         make_trainer().fit(Own(LinearScore(), staco(), num_positives=NUM_POS), loader(make_batches(1)[0]))
 
 

@@ -118,11 +118,8 @@ class SMILESDataModule(GivenSplitDataModule):
         #: What was read, after ``setup``.
         self.molecules: GraphDataset | None = None
         check_choice(split, "split", ("scaffold", "random"))
-        shares: Sequence[float] = fractions
-        if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1.0) > 1e-6:
-            raise ArgumentError(
-                f"Expected `fractions` to be three numbers >= 0 that add up to 1, but got {tuple(fractions)!r}."
-            )
+        if len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1.0) > 1e-6:
+            raise ArgumentError(f"Expected `fractions` to be three numbers >= 0 with sum 1, but got {fractions!r}.")
 
     def prepare_data(self) -> None:
         """Download if asked to and needed, build and cache the graphs, in one process."""

@@ -341,14 +341,13 @@ class PosNegSampler(BatchSampler):
         # a rare class that is smaller than the usual size is no surprise
         if self.label_rows is not None or wanted <= most or not (asked or by_weight):
             return None
-        size = f"{wanted} (`num_pos`={self.sizes.num_pos} on {world_size} rank(s))"
-        if not by_weight:
-            few = f"The training set has {most} positives, fewer than the {size} of one step"
-            return f"{few}: every step takes all of them."
-        return (
-            f"A step has {most} positives instead of {size}: the largest `sample_weight` of a positive is 1/{most} "
-            "of their sum or more, so in a step of more positives it would have to come twice."
+        why = (
+            f"one has 1/{most} of the sum of `sample_weight`, or more"
+            if by_weight
+            else "every step takes all of them"
         )
+        asked_for = f"{wanted} (`num_pos`={self.sizes.num_pos} on {world_size} rank(s))"
+        return f"A step has {most} positives instead of {asked_for}: {why}."
 
     def block(self, start: int, stop: int, world: World) -> Iterator[BatchPlan]:
         """See :meth:`BatchSampler.block`."""

@@ -207,10 +207,8 @@ class StageCallback(Callback):
         state = module.training_state
         taken = state.batches_seen - self._batches_before
         if taken != 1:
-            raise UnsupportedError(
-                f"{type(module).training_step.__qualname__} took {taken} steps for a batch: it must call "
-                "`super().training_step(batch, batch_idx)` once."
-            )
+            name = type(module).training_step.__qualname__
+            raise UnsupportedError(f"{name} took {taken} steps for a batch: it must call `super().training_step` once.")
         if state.batches_seen == 1:
             guards.advise(guards.uneven_columns(batch.inputs, module))
         if module.algorithm.has_stages:
@@ -403,8 +401,7 @@ class FiniteGuard(Callback):
             if self._skipped >= _MOST_SKIPPED:
                 raise NonFiniteError(
                     f"Not finite after {state.batches_seen} steps: the gradient scaler skipped {_MOST_SKIPPED} steps "
-                    "in a row, so the gradients are infinite or nan at any scale. Look for such numbers in the inputs, "
-                    "or train with precision='bf16-mixed', which has the range of float32."
+                    "in a row. Look for infinite numbers in the inputs, or train with precision='bf16-mixed'."
                 )
             return
         self._skipped = 0
@@ -456,10 +453,9 @@ class FiniteGuard(Callback):
 def _require_one_optimizer(trainer: Trainer) -> None:
     given = [o for o in trainer.optimizers if o.param_groups]  # Lightning puts one without parameters in place of None
     if len(given) != 1:
-        names = ", ".join(type(optimizer).__name__ for optimizer in given) or "none"
         raise UnsupportedError(
-            "Expected `configure_optimizers` to return exactly one optimizer: global_step counts every optimizer's "
-            f"step. Got {len(given)} ({names}). Give one optimizer all parameters, in groups."
+            f"Expected `configure_optimizers` to return exactly one optimizer: got {len(given)}. Give it all "
+            "parameters, in groups."
         )
 
 
@@ -490,18 +486,14 @@ def _settle_threshold(module: ScoringModel, trainer: Trainer) -> None:
 
 # -------------------------------------------------------------------- callbacks that every module needs
 
-#: Those to look for, in the order in which they are called, and what is made where the Trainer has none.
-_NEEDED: tuple[tuple[type[Callback], type[Callback]], ...] = (
-    (FiniteGuard, FiniteGuard),
-    (StageCallback, StageCallback),
-    (DecisionThreshold, DefaultThreshold),
-    (Evaluation, Evaluation),
-)
+#: In the order in which they are called.
+_NEEDED = FiniteGuard, StageCallback, DecisionThreshold, Evaluation
 
 
 def needed_callbacks(present: Sequence[Callback]) -> list[Callback]:
     """The callbacks that training and evaluation need and that ``present`` lacks, with their defaults."""
-    return [make() for kind, make in _NEEDED if not any(isinstance(callback, kind) for callback in present)]
+    lacking = [kind for kind in _NEEDED if not any(isinstance(callback, kind) for callback in present)]
+    return [DefaultThreshold() if kind is DecisionThreshold else kind() for kind in lacking]
 
 
 def in_order(callbacks: Sequence[Callback]) -> list[Callback]:
@@ -510,7 +502,7 @@ def in_order(callbacks: Sequence[Callback]) -> list[Callback]:
     A checkpoint that another callback saves in a hook of its own then holds what that hook does for the training.
     Lightning's checkpoints stay at the end.
     """
-    first = (*(kind for kind, _ in _NEEDED), EarlyStopping)
+    first = (*_NEEDED, EarlyStopping)
 
     def place(callback: Callback) -> int:
         number = next((k for k, kind in enumerate(first) if isinstance(callback, kind)), len(first))

@@ -167,7 +167,7 @@ def test_a_positive_that_outweighs_the_others_shortens_the_batch():
     data = PosNegDataModule(
         (np.zeros((300, 1)), (np.arange(300) < 40).astype(int)), num_pos=8, num_neg=20, sample_weight=weights
     )
-    with pytest.warns(TPAUCWarning, match=r"A step has 4 positives instead of 8 .* 1/4 of their sum"):
+    with pytest.warns(TPAUCWarning, match=r"A step has 4 positives instead of 8 .* 1/4 of the sum"):
         data.setup("fit")
     rows = [plan.rows[:4].tolist() for plan in data.batch_sampler().plans(0, 490)]
     assert all(len(set(batch)) == 4 for batch in rows)

@@ -108,7 +108,7 @@ def test_sampling_follows_the_algorithm(sampling, algorithms, uniform):
 
 def test_few_positives_are_all_in_every_step_and_it_says_so_once():
     with pytest.warns(
-        TPAUCWarning, match=r"12 positives, fewer than the 20 \(`num_pos`=20 on 1 rank\(s\)\) of one step"
+        TPAUCWarning, match=r"12 positives instead of 20 \(`num_pos`=20 on 1 rank\(s\)\): every step takes all"
     ):
         datamodule = ready(num_pos=20)
     batch = next(iter(datamodule.train_dataloader()))  # a second warning would be an error

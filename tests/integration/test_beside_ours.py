@@ -125,7 +125,7 @@ def test_a_second_loss_that_is_refused():
         def auxiliary_loss(self, batch, scores):
             return torch.zeros(())
 
-    with pytest.raises(UnsupportedError, match="PAUCI corrects its gradient"):
+    with pytest.raises(UnsupportedError, match="PAUCI can't have an `auxiliary_loss`"):
         fit(Mine(make_net(), PAUCI(), sgd, score_activation="sigmoid"))
 
 
