@@ -342,9 +342,7 @@ class PosNegSampler(BatchSampler):
         if self.label_rows is not None or wanted <= most or not (asked or by_weight):
             return None
         why = (
-            f"one has 1/{most} of the sum of `sample_weight`, or more"
-            if by_weight
-            else "every step takes all of them"
+            f"one has 1/{most} of the sum of `sample_weight`, or more" if by_weight else "every step takes all of them"
         )
         asked_for = f"{wanted} (`num_pos`={self.sizes.num_pos} on {world_size} rank(s))"
         return f"A step has {most} positives instead of {asked_for}: {why}."
