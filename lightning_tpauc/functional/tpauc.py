@@ -140,12 +140,17 @@ class AskedAreas:
     average: Any
 
     def __post_init__(self) -> None:
-        _check_task(self.task, self.num_classes, self.num_labels, self.average)
+        checks.check_choice(self.task, "task", ("binary", "multiclass", "multilabel"))
+        checks.check_choice(self.average, "average", ("macro", "weighted", "none", None))
+        for name, owner in {"num_classes": "multiclass", "num_labels": "multilabel"}.items():
+            value = getattr(self, name)
+            if (value is not None) != (self.task == owner):
+                found = f"but got {value!r} with `task={self.task!r}`"
+                raise ArgumentError(f"Expected `{name}` with `task='{owner}'` and only there, {found}.")
+            if value is not None and self.validate_args:
+                checks.check_count(value, name, 1)
         count = self.num_classes if self.num_labels is None else self.num_labels
         if self.validate_args:
-            if count is not None:
-                name, least = ("num_classes", 2) if self.num_labels is None else ("num_labels", 1)
-                checks.check_count(count, name, least)
             checks.check_ignore_index(self.ignore_index, of_classes=self.num_classes is not None)
         lows, highs = _of_columns(self.min_tpr, "min_tpr", count), _of_columns(self.max_fpr, "max_fpr", count)
         pairs = [(low, 1.0 if high is None else high) for low, high in zip(lows, highs, strict=True)]
@@ -227,16 +232,6 @@ class AskedAreas:
 def _by_column(values: Tensor) -> Tensor:
     """The columns of ``(N, K)``, or the only one of ``(N,)``, each contiguous."""
     return values.detach().reshape(len(values), math.prod(values.shape[1:])).T.contiguous()
-
-
-def _check_task(task: Any, num_classes: Any, num_labels: Any, average: Any) -> None:
-    checks.check_choice(task, "task", ("binary", "multiclass", "multilabel"))
-    for name, value, owner in (("num_classes", num_classes, "multiclass"), ("num_labels", num_labels, "multilabel")):
-        if (value is not None) != (task == owner):
-            raise ArgumentError(
-                f"Expected `{name}` with `task='{owner}'` and only there, but got {value!r} with `task={task!r}`."
-            )
-    checks.check_choice(average, "average", ("macro", "weighted", "none", None))
 
 
 def _of_columns(bound: Any, name: str, count: int | None) -> list[Any]:

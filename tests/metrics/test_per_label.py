@@ -150,7 +150,7 @@ CLASSES = {"task": "multiclass", "num_classes": 3}
         ({"num_labels": 3}, "`num_labels` with `task='multilabel'` and only there, but got 3 with `task='binary'`"),
         ({**LABELS, "min_tpr": "multilabel"}, "`min_tpr` to be a number"),
         ({**LABELS, "average": "micro"}, "`average` to be one of 'macro', 'weighted', 'none', None, but got 'micro'"),
-        ({**CLASSES, "num_classes": 1}, "`num_classes` to be a whole number of at least 2, but got 1"),
+        ({**CLASSES, "num_classes": 0}, "`num_classes` to be a whole number of at least 1, but got 0"),
         ({**LABELS, "min_tpr": [0.1, 0.2]}, "`min_tpr` to be one number, or one for each of the 3 labels, but got 2"),
     ],
     ids=str,
