@@ -5,7 +5,6 @@ import ast
 import contextlib
 import copy
 import functools
-import importlib
 import json
 import logging
 import os
@@ -21,7 +20,7 @@ from typing import Any, NoReturn
 from jsonargparse import ArgumentParser, Namespace
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_only
@@ -70,17 +69,6 @@ def explain(message: str) -> str:
     """The lines of a parser's report that matter, as one: jsonargparse also says why none of the other types fits."""
     lines = [line.strip(" -") for line in message.splitlines()]
     return ": ".join(_PLACE.sub(r"\1\2", line) for line in lines if not _NOISE.match(line))
-
-
-def options_of(class_path: str) -> list[str]:
-    """Names of the arguments that a class takes in a configuration; empty if it can't be imported."""
-    module, _, name = class_path.rpartition(".")
-    try:
-        cls = getattr(importlib.import_module(module), name)
-        added = ArgumentParser(exit_on_error=False).add_class_arguments(cls, "init", fail_untyped=False)
-    except (ImportError, AttributeError, TypeError, ValueError):
-        return []
-    return list(dict.fromkeys(key.split(".")[1] for key in added))
 
 
 class TPAUCArgumentParser(LightningArgumentParser):
@@ -141,26 +129,26 @@ class ComparingTrainer(Trainer):
         """
 
 
-def _setup(config: Namespace, instantiate: Callable[[Namespace], Any], seed: int) -> Setup:
+def _setup(config: Namespace, instantiate: Callable[[Namespace], Any], data: type, seed: int) -> Setup:
     """Makes modules and data of a configuration anew, and takes its Trainer's arguments."""
+    known = ArgumentParser(exit_on_error=False).add_class_arguments(data, "init", fail_untyped=False)
 
-    def module(algorithm: Algorithm, options: Mapping[str, Any]) -> TPAUCModule:
+    def module(algorithm: Algorithm, options: Mapping[str, Any]) -> Any:
         own = copy.deepcopy(config)
         for name, value in {"algorithm": algorithm, **options}.items():
             own.model[f"init_args.{name}"] = value
         return instantiate(own).model
 
     @functools.lru_cache(maxsize=1)  # read once for all methods
-    def datamodule(run: Run) -> LightningDataModule:
-        own, known = copy.deepcopy(config), options_of(config.data.class_path)
-        given = config.data.get("init_args") or {}
-        values: dict[str, Any] = {"seed": int(given.get("seed") or 0) + run.seed - seed} if "seed" in known else {}
+    def datamodule(run: Run) -> Any:
+        own = copy.deepcopy(config)
+        values: dict[str, Any] = {}
+        if "init.seed" in known:
+            values["seed"] = int(config.data.init_args.get("seed") or 0) + run.seed - seed
         if run.fold is not None:
             values |= {"num_folds": config.folds, "fold": run.fold, "val_fraction": None}
-        if run.fold is not None and "num_folds" not in known:
-            raise ArgumentError(
-                f"`folds` needs data that can be cut into folds, but {config.data.class_path} takes no `num_folds`."
-            )
+            if "init.num_folds" not in known:
+                raise ArgumentError(f"`folds` needs data that can be cut, but {data.__name__} takes no `num_folds`.")
         for name, value in values.items():
             own.data[f"init_args.{name}"] = value
         return instantiate(own).data
@@ -314,25 +302,17 @@ class TPAUCCLI(LightningCLI):
 
     def compare(self, **_: Any) -> None:
         """Train several methods, print the table, and say where the page lies."""
-        config, instantiate, msg = self.config["compare"], self._parser("compare").instantiate, ""
+        config, seed = self.config["compare"], int(self.config["compare"].get("seed_everything") or 0)
         if config.get("data") is None:
-            msg = "`compare` needs `--data`: name a data module."
-        elif config.get("ckpt_path"):
-            msg = "`compare` takes no `ckpt_path`: give trained weights, for all methods, as `--model.init_from`."
-        elif "algorithm" not in options_of(config.model.class_path):
-            msg = f"`compare` replaces the model's `algorithm`, but {config.model.class_path} takes no such argument."
-        if msg:
-            raise ArgumentError(msg)
-        given = config.get("seed_everything")
-        seed = given if isinstance(given, int) and not isinstance(given, bool) else 0
+            raise ArgumentError("`compare` needs `--data`: name a data module.")
+        if config.get("ckpt_path"):
+            raise ArgumentError("`compare` takes no `ckpt_path`: give trained weights as `--model.init_from`.")
         options = {name: config.get(name) for name in ("methods", "trials", "seeds", "folds", "processes")}
-        options |= {
-            "others": config.get("others") or {},
-            "rectangles": config.model.init_args.get("rectangles") or (),
-            "first_seed": seed,
-        }
+        options |= {"others": config.get("others") or {}, "first_seed": seed}
+        options["rectangles"] = config.model.init_args.get("rectangles") or ()
         rectangle = self.model.algorithm.min_tpr, self.model.algorithm.max_fpr
-        report = Comparison(_setup(config, instantiate, seed), config.folder, rectangle, **options).run()
+        setup = _setup(config, self._parser("compare").instantiate, type(self.datamodule), seed)
+        report = Comparison(setup, config.folder, rectangle, **options).run()
         _say(f"{report}\n\n{Path(report.folder) / 'report.html'} shows the curves, too.")
 
     def after_fit(self) -> None:
@@ -373,10 +353,6 @@ def main(args: ArgsType = None) -> None:
         TPAUCCLI(args)
     except SIGTERMException:  # Lightning's would end the process as if all were done
         sys.exit(128 + signal.SIGTERM)
-    except SystemExit as stop:
-        if isinstance(stop.__context__, KeyboardInterrupt):
-            sys.exit(128 + signal.SIGINT)
-        raise
     except Exception as error:
         message = _own_message(error)
         if message is None:

@@ -20,7 +20,6 @@ from tqdm import tqdm
 
 from lightning_tpauc.algorithms import Algorithm, CrossEntropy
 from lightning_tpauc.comparison import training
-from lightning_tpauc.comparison.others import check_others, outcome_of
 from lightning_tpauc.comparison.report import Report, write_report
 from lightning_tpauc.comparison.results import Outcome, Results, evaluate, have_both
 from lightning_tpauc.comparison.training import BASELINES, Cell, Length, Method, Run, Setup
@@ -114,29 +113,21 @@ def compare(
         ['STACO']
     """
     if isinstance(model, TPAUCModule):
-        expected = "Expected `model` to be a backbone, a function that makes one, or a subclass of TPAUCModule"
-        raise ArgumentError(
-            f"{expected}. Pass `partial({type(model).__name__}, ...)` with its arguments in place of an object."
-        )
+        raise ArgumentError(f"Pass `model` as `partial({type(model).__name__}, ...)`, not as an object.")
     if folds is not None and isinstance(datamodule, LightningDataModule):
         raise ArgumentError(
-            "`folds` needs a data module for each: pass `datamodule=lambda seed, fold, num_folds: ...`, which makes it."
+            "`folds` needs a data module for each: pass `datamodule=lambda seed, fold, num_folds: ...`."
         )
     options = dict(module or {})
-    seed = getattr(datamodule, "seed", None) if isinstance(datamodule, LightningDataModule) else None
-    make_data = functools.partial(_datamodule, datamodule, seed, folds)
+    given = copy.copy(datamodule)  # seeds are set on it
+    make_data = functools.partial(_datamodule, given, getattr(given, "seed", None), folds)
     setup = Setup(functools.partial(_module, model, options), make_data, trainer, options)
+    further: dict[str, Any] = {"methods": methods, "rectangles": rectangles, "others": others or {}}
     counts: dict[str, Any] = {"trials": trials, "seeds": seeds, "folds": folds, "processes": processes}
-    try:
-        return Comparison(
-            setup, folder, (min_tpr, max_fpr), methods=methods, rectangles=rectangles, others=others or {}, **counts
-        ).run()
-    finally:
-        if seed is not None:
-            datamodule.seed = seed  # type: ignore[union-attr]  # a data module that has one
+    return Comparison(setup, folder, (min_tpr, max_fpr), **further, **counts).run()
 
 
-def _module(model: Any, given: Mapping[str, Any], algorithm: Algorithm, options: Mapping[str, Any]) -> TPAUCModule:
+def _module(model: Any, given: Mapping[str, Any], algorithm: Algorithm, options: Mapping[str, Any]) -> Any:
     own, made = {**given, **options}, model.func if isinstance(model, functools.partial) else model
     if isinstance(made, type) and issubclass(made, TPAUCModule):
         return copy.deepcopy(model)(algorithm=algorithm, **own)
@@ -144,10 +135,9 @@ def _module(model: Any, given: Mapping[str, Any], algorithm: Algorithm, options:
     return TPAUCModule(copy.deepcopy(model if isinstance(model, nn.Module) else model()), algorithm, **own)
 
 
-def _datamodule(given: Any, seed: int | None, folds: int | None, run: Run) -> LightningDataModule:
+def _datamodule(given: Any, seed: int | None, folds: int | None, run: Run) -> Any:
     if callable(given):
-        fold = {} if folds is None else {"fold": run.fold, "num_folds": folds}
-        return given(seed=run.seed, **fold)
+        return given(seed=run.seed, **({} if folds is None else {"fold": run.fold, "num_folds": folds}))
     if seed is not None:
         given.seed = seed + run.seed
     return given
@@ -199,12 +189,10 @@ class Comparison:
         if self.folds is not None:
             check_count(self.folds, "folds", 2)
         if all(self.setup.options.get(name) in (None, -1) for name in ("max_epochs", "max_steps")):
-            raise ArgumentError(
-                "Methods are compared at the same length: pass `max_epochs` or `max_steps` of the Trainer."
-            )
+            raise ArgumentError("All methods train for the same length: pass `max_epochs` or `max_steps`.")
         self._folder = Path(self.folder)
         self._methods = training.chosen_methods(self.methods)
-        check_others(self.others, [method.name for method in self._methods])
+        training.check_others(self.others, [method.name for method in self._methods])
         #: Of the default learning rate: half a power of ten apart, the default itself first.
         self.factors = [10.0 ** ((k + 1) // 2 / (2 if k % 2 else -2)) for k in range(self.trials)]
         self._rectangles = list(dict.fromkeys(check_rectangle(*r) for r in (self.rectangle, *self.rectangles)))
@@ -244,10 +232,7 @@ class Comparison:
         for run in self.runs:
             datamodule: Any = self.setup.datamodule(run)
             if not isinstance(datamodule, PosNegDataModule):
-                kind = type(datamodule).__name__
-                raise ArgumentError(
-                    f"Expected `datamodule` to be a PosNegDataModule, but got a {kind}: pass its data sets to one."
-                )
+                raise ArgumentError(f"Expected `datamodule` to be a PosNegDataModule, but got {datamodule!r}.")
             datamodule.prepare_data()
             datamodule.setup("fit")
             module = self.setup.build(self._methods[0], self._rectangles[0], run)
@@ -279,9 +264,7 @@ class Comparison:
         left_out = [name for name, own in algorithms.items() if self._labels is not None and not own.takes_tasks]
         if left_out and self.methods:
             refused = f"{listed(left_out)} of `methods` can train one label only, but the data have several"
-            raise UnsupportedError(
-                f"{refused}: take cross-entropy, balanced cross-entropy, STACO or SOTAs, or pass one column of labels."
-            )
+            raise UnsupportedError(f"{refused}: take others, or pass one column of labels.")
         if left_out:
             self._notes.append(f"Without {listed(left_out)}, for one label only.")
         self._methods = [method for method in self._methods if method.name not in left_out]
@@ -298,9 +281,6 @@ class Comparison:
         own = [algorithm, repr(algorithm), method.options, self._lengths[method.name], self._has_test]
         return Cell(method.name, factor, run, content_digest(self._identities[run], training.description(own)))
 
-    def _outcomes(self, method: Method, factor: float) -> list[Outcome]:
-        return [training.load_cell(self._folder, self._cell(method, factor, run)) for run in self.runs]
-
     # ---------------------------------------------------------------- doing it
 
     def _train(self, cells: Sequence[Cell]) -> Iterable[None]:
@@ -315,9 +295,7 @@ class Comparison:
             try:
                 yield from pool.map(_train, cells)
             except BrokenProcessPool:
-                raise DataError(
-                    "A training was killed, perhaps for want of memory. Give the same command with fewer `processes`."
-                ) from None
+                raise DataError("A training was killed, perhaps for want of memory: take fewer `processes`.") from None
 
     def _train_cell(self, cell: Cell) -> None:
         method = next(method for method in self._methods if method.name == cell.method)
@@ -329,7 +307,10 @@ class Comparison:
     def _results(self) -> Results:
         runs, failed = {}, {}
         for method in self._methods:
-            tried = {factor: self._outcomes(method, factor) for factor in self.factors}
+            tried = {
+                factor: [training.load_cell(self._folder, self._cell(method, factor, run)) for run in self.runs]
+                for factor in self.factors
+            }
             best = best_factor(tried)
             if best is not None:
                 runs[method.name] = tried[best]
@@ -345,9 +326,8 @@ class Comparison:
         if len(known) > 1:
             self._notes.append(f"The baseline, {baseline}, validates best of {listed(known)}.")
         for name, other in self.others.items():
-            runs[name] = [
-                outcome_of(other, self.setup.datamodule(run), run.seed, test=self._has_test) for run in self.runs
-            ]
+            datamodules = ((self.setup.datamodule(run), run.seed) for run in self.runs)
+            runs[name] = [training.outcome_of(other, *own, test=self._has_test) for own in datamodules]
         results = evaluate(runs, baseline, self._rectangles, labels, self.folds or 1, list(self.others))
         return replace(results, part="test" if self._has_test else "validation", failed=failed)
 
@@ -372,14 +352,10 @@ def validated(runs: Sequence[Outcome]) -> list[float]:
 
 def _require_both_classes(loader: Any, name: str) -> None:
     if isinstance(loader, list) and not loader:
-        raise DataError(
-            "Methods are chosen on validation data, but there are none: pass `val_dataset`, `val_fraction` or `folds`."
-        )
+        raise DataError("Validation data choose, but there are none: pass `val_dataset`, `val_fraction` or `folds`.")
     targets = getattr(loader, "targets", None)  # a loader of one's own does not say what its labels are
     if targets is not None and not have_both(torch.as_tensor(targets)).any():
-        raise DataError(
-            f"Areas need both classes, but the {name} set has examples of one class alone. Pass one that has both."
-        )
+        raise DataError(f"Areas need both classes, but the {name} set has examples of one class alone.")
 
 
 def _has_test(datamodule: PosNegDataModule) -> bool:

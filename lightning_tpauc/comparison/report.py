@@ -75,15 +75,13 @@ def write_report(results: Results, folder: Path, repetitions: str, tried: int, n
     listing = "\n".join(f"- {note}" for note in _notes(results, tried, notes))
     parts = [title, _methods(results), "\n".join(verdicts), _labels(results) if several else "", listing]
     text = "\n\n".join(part for part in parts if part)
-    pictures = {}
-    if results.runs:
-        pictures = {"ROC curves": as_png(draw_roc(results)), "Training": as_png(draw_progress(results))}
+    drawn = {"roc.png": draw_roc, "training.png": draw_progress} if results.runs else {}
+    pictures = {name: as_png(draw(results)) for name, draw in drawn.items()}
     sources = {name: base64.b64encode(picture).decode() for name, picture in pictures.items()}
     shown = "\n".join(f'<img alt="{name}" src="data:image/png;base64,{source}" />' for name, source in sources.items())
     page = _PAGE.format(title=escape(title), text=escape(text), pictures=shown)
-    files = {"report.txt": f"{text}\n".encode(), "report.html": page.encode(), "runs.csv": _runs(results).encode()}
-    files |= dict(zip(("roc.png", "training.png"), pictures.values(), strict=False))
-    for name, written in files.items():
+    texts = {"report.txt": f"{text}\n", "report.html": page, "runs.csv": _runs(results)}
+    for name, written in {**{name: own.encode() for name, own in texts.items()}, **pictures}.items():
         with replacing(folder / name) as file:
             file.write(written)
     return Report(results, folder, text)

@@ -196,11 +196,12 @@ def evaluate(
         name: torch.cat([own.nanmean(1, keepdim=True), own], 1)[..., : len(rectangles)].transpose(1, 2)
         for name, own in values.items()
     }
-    ahead: dict[str, list[list[Difference]]] = {}
-    for name in scores if baseline in scores else ():
-        if name != baseline:
-            ahead[name] = _intervals(of_runs[name] - of_runs[baseline], areas[name] - areas[baseline], period == 1)
 
+    def ahead_of(name: str, other: str) -> list[list[Difference]]:
+        return _intervals(of_runs[name] - of_runs[other], areas[name] - areas[other], period == 1)
+
+    ahead = {name: ahead_of(name, baseline) for name in scores if name != baseline} if baseline in scores else {}
+    beside = {name: ahead_of(OURS, name)[0][0] for name in others} if OURS in scores else {}
     target = torch.cat(paired(scores)[: 1 if period == 1 else folds])
     of_labels = []
     for k, (label, own) in enumerate(labels):
@@ -210,9 +211,6 @@ def evaluate(
         of_labels.append(LabelResults(label, own, *counts, tpauc, there))
     intervals = {name: _intervals(own, areas[name], period == 1)[0][0] for name, own in of_runs.items()}
     differences = {name: [row[0] for row in found] for name, found in ahead.items()}
-    beside = {}
-    for name in others if OURS in scores else ():
-        beside[name] = _intervals(of_runs[OURS] - of_runs[name], areas[OURS] - areas[name], period == 1)[0][0]
     return Results(
         rectangles, baseline, scores, values, intervals, differences, num_resamples, of_labels, beside=beside
     )
@@ -314,9 +312,7 @@ def paired(methods: Mapping[str, Sequence[Outcome]]) -> list[Tensor]:
     for name, runs in methods.items():
         same = len(runs) == len(first) and all(torch.equal(r.target, t) for r, t in zip(runs, first, strict=True))
         if not same:
-            raise ArgumentError(
-                f"The runs of {name!r} were evaluated on other examples than those of the other methods."
-            )
+            raise ArgumentError(f"The runs of {name!r} were evaluated on other examples than those before.")
     return first
 
 

@@ -1,18 +1,20 @@
 """Trains one method once, scores its data, and keeps what came out in a file named by all that it depends on."""
 
 import copy
+import csv
 import functools
 import inspect
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, LearningRateMonitor, ProgressBar
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.seed import isolate_rng
@@ -43,10 +45,8 @@ _LIBRARIES = {"torch", "torchvision", "torch_geometric", "lightning", "lightning
 _LIBRARIES |= sys.stdlib_module_names
 
 
-#: What the others are compared with.
-BASELINE = "cross-entropy"
 #: The others are compared with that of these which validates best.
-BASELINES = (BASELINE, "balanced cross-entropy", "cross-entropy without average")
+BASELINES = ("cross-entropy", "balanced cross-entropy", "cross-entropy without average")
 _DEFAULT = (*BASELINES, "STACO", "PAUCI")
 _SIGMOID = {"score_activation": "sigmoid"}
 
@@ -73,7 +73,7 @@ class Method:
 _KNOWN = {
     method.name: method
     for method in (
-        Method(BASELINE, CrossEntropy),
+        Method("cross-entropy", CrossEntropy),
         Method("balanced cross-entropy", lambda *rectangle: CrossEntropy(*rectangle, balanced=True)),
         Method("cross-entropy without average", lambda *rectangle: CrossEntropy(*rectangle, average=False)),
         Method("STACO", STACO),
@@ -100,9 +100,7 @@ def chosen_methods(given: Sequence[str | Method] | None) -> list[Method]:
     found = []
     for entry in given or _DEFAULT:
         if not isinstance(entry, Method) and entry not in _KNOWN:
-            raise ArgumentError(
-                f"Expected `methods` to be Method objects or names out of {', '.join(_KNOWN)}, but got {entry!r}."
-            )
+            raise ArgumentError(f"Expected `methods` to be Methods or names of {list(_KNOWN)}, but got {entry!r}.")
         found.append(entry if isinstance(entry, Method) else _KNOWN[entry])
     names = [method.name for method in found]
     if len(set(names)) < len(names) or len(names) < 2:
@@ -159,7 +157,7 @@ class Setup:
     """
 
     module: Callable[[Algorithm, Mapping[str, Any]], TPAUCModule]
-    datamodule: Callable[[Run], LightningDataModule]
+    datamodule: Callable[[Run], Any]
     options: Mapping[str, Any]
     settings: Any = None
 
@@ -206,10 +204,8 @@ def _scale_rate(module: TPAUCModule, factor: float) -> None:
     given, kind = module.optimizer_factory, type(module)
     own = [k for k in kind.__mro__ if k not in TPAUCModule.__mro__ and "configure_optimizers" in vars(k)]
     if own and (given is None or kind.configure_optimizers is not TPAUCModule.configure_optimizers):
-        made = f"`trials` varies the learning rate of the module's `optimizer`, but {kind.__name__} makes its own"
-        raise UnsupportedError(
-            f"{made} in `configure_optimizers`. Pass `optimizer` in its place, or compare with one trial."
-        )
+        made = f"{kind.__name__} makes its own in `configure_optimizers`: pass `optimizer` in its place"
+        raise UnsupportedError(f"`trials` varies the rate of the module's `optimizer`, but {made}.")
 
     def scaled(parameters: Any) -> torch.optim.Optimizer:
         optimizer = make_optimizer(given, list(parameters), module.algorithm.default_lr)
@@ -265,7 +261,7 @@ class _Recorder(Callback):
 
     def __init__(self) -> None:
         self.curve: list[dict[str, float]] = []
-        self.scored: tuple[Tensor, Tensor, Tensor | None] = torch.Tensor(), torch.Tensor(), None
+        self.outcome = Outcome()
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -277,17 +273,17 @@ class _Recorder(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:  # a TPAUCModule
         if trainer.state.fn != TrainerFn.FITTING:
             scored = pl_module._collected[0].scored
-            scores, target = scored.raw.detach().cpu(), scored.target.cpu()
-            known = (target >= 0).any(1)
             loader = trainer.test_dataloaders if trainer.state.fn == TrainerFn.TESTING else trainer.val_dataloaders
-            groups = getattr(loader, "groups", None)
-            self.scored = (
-                scores[known],
-                target[known].long(),
-                None if groups is None else as_groups(torch.as_tensor(groups)[known]),
-            )
+            self.outcome = _known(scored.raw.detach().cpu(), scored.target.cpu(), loader)
 
     on_test_epoch_end = on_validation_epoch_end
+
+
+def _known(scores: Tensor, target: Tensor, loader: Any) -> Outcome:
+    """Of scores and labels ``(N, K)``, the examples of which a label is known."""
+    known, groups = (target >= 0).any(1), getattr(loader, "groups", None)
+    own = None if groups is None else as_groups(torch.as_tensor(groups)[known])
+    return Outcome(scores[known], target[known].long(), own)
 
 
 def train_cell(
@@ -312,8 +308,8 @@ def train_cell(
         trainer.test(module, datamodule, verbose=False)
     weights = {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
     curve = [{**point, "examples": length.per_step * point["step"]} for point in recorder.curve]
-    return Outcome(
-        *recorder.scored,
+    return replace(
+        recorder.outcome,
         seconds=seconds,
         examples=length.steps * length.per_step,
         optimizer=optimizer,
@@ -322,6 +318,67 @@ def train_cell(
         curve=curve,
         weights=weights,
     )
+
+
+# ---------------------------------------------------------------- models from elsewhere
+
+
+def check_others(others: Mapping[str, Any], methods: Sequence[str]) -> None:
+    """Raise :class:`ArgumentError` for what can't stand in the table."""
+    for name, other in others.items():
+        if name in methods or not (isinstance(other, (str, Path)) or hasattr(other, "fit")):
+            wanted = "classifiers or paths of CSV files, under names that no method has"
+            raise ArgumentError(f"Expected `others` to be {wanted}, but got {name!r}: {other!r}.")
+
+
+def outcome_of(other: Any, datamodule: Any, seed: int, *, test: bool) -> Outcome:
+    """Scores of the test or the validation data: of a file, or of a classifier fitted on the training examples.
+
+    A classifier sees the tables that networks are trained on, each example as often as it likes. Its ``random_state``
+    is ``seed``.
+    """
+    from sklearn.base import clone
+
+    datamodule.setup("fit")
+    datamodule.setup("test")
+    loader = datamodule.test_dataloader() if test else datamodule.val_dataloader()
+    inputs, target = _table(loader)
+    scored = functools.partial(_known, target=target[:, None], loader=loader)
+    if isinstance(other, (str, Path)):
+        return scored(_read(Path(other), len(target)))
+    parts, start = [_table(own)[0] for own in datamodule.scoring_dataloaders()], time.perf_counter()
+    model = clone(other)
+    if "random_state" in model.get_params():
+        model.set_params(random_state=seed)
+    model.fit(np.concatenate(parts), np.repeat([1, 0], [len(own) for own in parts]))
+    found = model.predict_proba(inputs)[:, 1] if hasattr(model, "predict_proba") else model.decision_function(inputs)
+    made = scored(torch.as_tensor(found, dtype=torch.float64)[:, None])
+    made.seconds, made.optimizer, made.examples = (
+        time.perf_counter() - start,
+        type(other).__name__,
+        sum(map(len, parts)),
+    )
+    return made
+
+
+def _table(loader: Any) -> tuple[Any, Tensor]:
+    """Inputs ``(N, d)`` and labels ``(N,)`` of all examples."""
+    batches = list(loader)
+    if any(not isinstance(b.inputs, Tensor) or b.inputs.ndim != 2 or b.target.ndim > 1 for b in batches):
+        raise UnsupportedError("`others` takes tables, inputs `(N, d)` as one tensor, with one label.")
+    inputs, target = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("inputs", "target"))
+    return inputs.numpy(), target.long()
+
+
+def _read(path: Path, count: int) -> Tensor:
+    """The scores ``(count, 1)`` of a file with the columns ``example_id``, 0 to ``count - 1``, and ``score``."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = {int(row["example_id"]): float(row["score"]) for row in csv.DictReader(file)}
+        return torch.tensor([[rows[k]] for k in range(count)], dtype=torch.float64)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        wanted = f"a CSV file with columns `example_id`, 0 to {count - 1}, and `score`"
+        raise ArgumentError(f"Expected {str(path)!r} of `others` to be {wanted}, but found {error!r}.") from None
 
 
 # ---------------------------------------------------------------- what a result depends on

@@ -475,12 +475,12 @@ class Plain(LightningDataModule):
 
 
 REFUSED = {
-    "on validation data, but there are none: pass `val_dataset`": {"datamodule": problem(val_dataset=None)},
+    "Validation data choose, but there are none: pass `val_dataset`": {"datamodule": problem(val_dataset=None)},
     "`folds` needs a data module for each": {"folds": 2},
     "'max_step'": {"max_step": 3},
-    "Expected `model` to be a backbone": {"model": TPAUCModule(model())},
-    "Expected `datamodule` to be a PosNegDataModule, but got a int": {"datamodule": 3},
-    "Expected `datamodule` to be a PosNegDataModule, but got a Plain": {"datamodule": Plain()},
+    "Pass `model` as `partial.TPAUCModule, ": {"model": TPAUCModule(model())},
+    "Expected `datamodule` to be a PosNegDataModule, but got 3": {"datamodule": 3},
+    "Expected `datamodule` to be a PosNegDataModule, but got <.*Plain": {"datamodule": Plain()},
     "`seeds`": {"seeds": 0},
 }
 
@@ -508,7 +508,7 @@ def test_an_optimizer_that_the_module_makes_has_no_rate_to_try(tmp_path, monkeyp
 @pytest.mark.parametrize("given", ["PAUCI", "AUCM", "SONX", Method("FullBatch", FullBatch)])
 def test_a_method_of_one_label_is_refused_by_its_name(tmp_path, given):
     name = getattr(given, "name", given)
-    words = rf"^{name} of `methods` can train one label only, but the data have several: take cross"
+    words = rf"^{name} of `methods` can train one label only, but the data have several: take others"
     with pytest.raises(UnsupportedError, match=words):
         run_labels(tmp_path, methods=[*TWO, given])
 
@@ -650,10 +650,10 @@ def test_intervals_draw_whole_groups(tmp_path):
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        ({"a": 3}, "`others` to be classifiers of scikit-learn or paths .* 'a': 3"),
+        ({"a": 3}, "`others` to be classifiers or paths .* 'a': 3"),
         ({"STACO": RidgeClassifier()}, "under names that no method has, but got 'STACO'"),
-        ({"a": "no.csv"}, "'no.csv' to be a CSV file with columns .* FileNotFoundError"),
-        ({"a": "short.csv"}, "`example_id`, 0 to 119, and `score`, but found KeyError 119"),
+        ({"a": "no.csv"}, "'no.csv' of `others` to be a CSV file with columns .* FileNotFoundError"),
+        ({"a": "short.csv"}, "`example_id`, 0 to 119, and `score`, but found KeyError.119"),
     ],
 )
 def test_other_models_that_cant_be_compared_are_refused(tmp_cwd, others, message):
@@ -710,7 +710,7 @@ def test_the_command(config, tmp_path, capsys):
 def test_the_command_says_what_it_cant_do(config, tmp_path):
     words = ["compare", "--config", str(config), "--folder", str(tmp_path / "found")]
     for more, message in (
-        (["--methods", "[STACO, STACO4]"], "names out of cross-entropy, .*but got 'STACO4'"),
+        (["--methods", "[STACO, STACO4]"], "names of .*cross-entropy.*but got 'STACO4'"),
         (["--trials", "0"], "`trials`"),
         (["--ckpt_path", "some.ckpt"], "takes no `ckpt_path`|some.ckpt"),
         (["--data.val_fraction", "null"], "there are none"),
@@ -737,5 +737,5 @@ def test_the_command_takes_data_and_models_of_ones_own(tmp_path, capsys):
     assert "2 seeds" in shown
     assert "Without PAUCI, for one label only." in shown
     assert "liver (0.5, 0.2)" in shown
-    with pytest.raises(SystemExit, match=r"`folds` needs data that can be cut into folds, but .*Fixed takes no"):
+    with pytest.raises(SystemExit, match=r"`folds` needs data that can be cut, but Fixed takes no `num_folds`"):
         main([*words, "--folds", "2"])
