@@ -118,8 +118,7 @@ class LIBSVMDataModule(SourceDataModule):
         shift, scale = scaler.mean_.astype(np.float32), (1.0 / scaler.scale_).astype(np.float32)
 
         def standardised(part: Any) -> Any:
-            data = part.dataset
-            return Subset(ArrayDataset(data.features, data.targets, shift, scale), part.indices)
+            return Subset(ArrayDataset(part.dataset.features, part.dataset.targets, shift, scale), part.indices)
 
         return Datasets(*(None if part is None else standardised(part) for part in datasets))
 

@@ -177,9 +177,7 @@ def _positions(loader: Any, batch_idx: int, count: int, first: int) -> Tensor:
     elif getattr(loader, "num_workers", 0) > 1:
         why = "several workers take turns"
     if why is not None:
-        raise UnsupportedError(
-            f"It is unknown which examples the batches hold: {why}. Predict on a PosNegDataModule, or in order."
-        )
+        raise UnsupportedError(f"It is unknown which examples the batches hold: {why}. Use a PosNegDataModule.")
     if not isinstance(loader, DataLoader) and batch_idx == 0:
         text = f"`example_id` numbers the examples of a {type(loader).__name__} as they come: wrong if it shuffles"
         warn_on_rank_zero(f"{text}. Predict on a PosNegDataModule or a DataLoader.")
