@@ -95,7 +95,7 @@ class AUCM(Algorithm):
         """The centres and the dual variable."""
         return {"a": self.a.clone(), "b": self.b.clone(), "c": self.c.clone()}
 
-    def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:  # noqa: ARG002
+    def step(self, pos_scores: Tensor, neg_scores: Tensor, *_: Tensor) -> Tensor:
         """Steps of a, b, then c; the loss has their old values."""
         dtype = common_dtype(pos_scores, neg_scores, self.c)
         pos, neg = pos_scores.to(dtype), neg_scores.to(dtype)

@@ -20,7 +20,7 @@ from lightning_tpauc.errors import ArgumentError, CheckpointError, UnsupportedEr
 from lightning_tpauc.functional.checks import as_index, check_choice, check_rectangle, eager, is_whole, require_range
 from lightning_tpauc.functional.duals import require_monotone
 from lightning_tpauc.functional.pairwise import Pairs, TaskMasks, in_play, put_, there, widest_float
-from lightning_tpauc.functional.staco import bounded_loss_unit, loss_unit_step, tail_loss
+from lightning_tpauc.functional.staco import loss_unit_step, tail_loss
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 
 #: As many entries as an index may count are views of it.
@@ -79,11 +79,6 @@ def shrunk_rectangle(min_tpr: float, max_fpr: float, tightness: float) -> tuple[
     if tightness == 1.0:  # exactly, not up to rounding
         return min_tpr, max_fpr
     return tightness * min_tpr, 1.0 - tightness * (1.0 - max_fpr)
-
-
-def count_in_loss(tasks: Sequence[Task] | None) -> list[bool]:
-    """Of each label, whether its weight is above 0; of one where there is one."""
-    return [True] if tasks is None else [task.weight > 0.0 for task in tasks]
 
 
 class StateSpec(NamedTuple):
@@ -411,9 +406,7 @@ class Algorithm(ABC):
         It is not finite where a summand is not, or where one is about to overflow: one test of it stands for all.
         """
         self._require_setup()
-        small: list[Tensor] = [
-            getattr(self, n) for n, spec in self.state_specs.items() if spec.kind in ("scalar", "vector")
-        ]
+        small = [getattr(self, n) for n, spec in self.state_specs.items() if spec.kind in ("scalar", "vector")]
         return sum((state.sum() if state.ndim else state for state in small if state.is_floating_point()), 0.0)
 
     def non_finite_states(self) -> list[str]:
@@ -545,7 +538,7 @@ class Algorithm(ABC):
         return (losses * self.of_tasks["weights"]).sum()
 
     @abstractmethod
-    def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:
+    def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor, /) -> Tensor:
         """One step on checked arguments; see :meth:`__call__`.
 
         Methods with :attr:`needs_previous` take ``previous``, those with :attr:`takes_tasks` take ``masks`` as well.
@@ -635,6 +628,7 @@ class PairwiseAlgorithm(Algorithm):
         masks, batch_loss = pairs.masks, tail_loss(pairs, self.thetas()[1]).to(self.loss_unit.dtype)
         unit = in_play(loss_unit_step(self.loss_unit, batch_loss, self._constant_loss), self.loss_unit, masks)
         self.loss_unit = unit
-        least = self._constant_loss if bounded else 0.0
-        of_loss = in_play(bounded_loss_unit(unit, batch_loss, least), 1.0, masks)
+        of_loss = torch.maximum(unit, batch_loss)  # an outlying batch makes no step larger
+        # The last iterate, unlike an average, needs steps that get smaller where a model fits well.
+        of_loss = in_play(of_loss.clamp_min(self._constant_loss) if bounded else of_loss, 1.0, masks)
         return (of_loss if bounded else in_play(unit, 1.0, masks)), of_loss

@@ -65,14 +65,7 @@ class CrossEntropy(Algorithm):
         self.sampling = "pos_neg" if balanced else "uniform"
         self.pos_weight = require_range("pos_weight", pos_weight, 0.0, open_low=True)
 
-    def step(
-        self,
-        pos_scores: Tensor,
-        neg_scores: Tensor,
-        dual_neg_scores: Tensor,  # noqa: ARG002
-        index: Tensor,  # noqa: ARG002
-        masks: TaskMasks | None = None,
-    ) -> Tensor:
+    def step(self, pos_scores: Tensor, neg_scores: Tensor, *_: Tensor, masks: TaskMasks | None = None) -> Tensor:
         """The mean cross-entropy of the batch; either class may be missing from a uniform batch."""
         dtype = common_dtype(pos_scores, neg_scores)
         pos_losses, neg_losses = softplus(-pos_scores.to(dtype)), softplus(neg_scores.to(dtype))
@@ -137,6 +130,6 @@ class FullBatch(PairwiseAlgorithm):
         """None: nothing is remembered."""
         return {}
 
-    def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:  # noqa: ARG002
+    def step(self, pos_scores: Tensor, neg_scores: Tensor, *_: Tensor) -> Tensor:
         """The exact objective of all scores."""
         return tpauc_objective(pos_scores, neg_scores, self.min_tpr, self.max_fpr, self.surrogate)

@@ -167,12 +167,7 @@ class PAUCI(RecursiveAlgorithm):
         return new
 
     def step(
-        self,
-        pos_scores: Tensor,
-        neg_scores: Tensor,
-        dual_neg_scores: Tensor,  # noqa: ARG002
-        index: Tensor,  # noqa: ARG002
-        previous: PreviousScores | None = None,
+        self, pos_scores: Tensor, neg_scores: Tensor, _: Tensor, __: Tensor, previous: PreviousScores | None = None
     ) -> Tensor:
         """A step with the recursive estimate, or with the plain gradient where nothing is known of ``previous``."""
         pos, neg, variables = self._common(pos_scores, neg_scores, self.variables)

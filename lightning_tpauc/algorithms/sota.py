@@ -32,14 +32,7 @@ class _FullVectorDuals(PerPositiveDuals):
 
     threshold_kind = "dense"
 
-    def descend_thresholds(
-        self,
-        batch: Batch,
-        s: Tensor,  # noqa: ARG002
-        y: Tensor,
-        active: Tensor,
-        unit: float | Tensor,
-    ) -> None:
+    def descend_thresholds(self, batch: Batch, _: Tensor, y: Tensor, active: Tensor, unit: float | Tensor) -> None:
         """All thresholds, by the proximal step of :class:`SOTA`."""
         own, masks, (theta0, theta1) = self.own, batch.masks, batch.thetas
         sampled, gradient = number(y, batch.pos_mask), torch.zeros_like(own.s)
@@ -112,21 +105,8 @@ class SOTA(STACO):
         stage_restart: Literal["exact", "ones"] = "exact",
         share_negatives: bool = False,
     ) -> None:
-        super().__init__(
-            min_tpr,
-            max_fpr,
-            surrogate=surrogate,
-            margin=margin,
-            scale=scale,
-            step_units=step_units,
-            alpha=alpha,
-            beta=beta,
-            beta_prime=beta_prime,
-            gamma=gamma,
-            dual_init=dual_init,
-            stage_restart=stage_restart,
-            share_negatives=share_negatives,
-        )
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        super().__init__(**arguments)
         require_range("gamma", gamma, 0.0, open_low=True)
 
 
@@ -200,43 +180,40 @@ class SOTAs(PairwiseAlgorithm):
         return {**super().diagnostics(), "soft_objective": self.lam_prime * self.log_v.mean()}
 
     def step(
-        self,
-        pos_scores: Tensor,
-        neg_scores: Tensor,
-        dual_neg_scores: Tensor,  # noqa: ARG002
-        index: Tensor,
-        masks: TaskMasks | None = None,
+        self, pos_scores: Tensor, neg_scores: Tensor, _: Tensor, index: Tensor, masks: TaskMasks | None = None
     ) -> Tensor:
         """Updates of u, then v; the loss has the new values."""
         dtype = common_dtype(pos_scores, neg_scores, self.log_v)
         pos, neg = pos_scores.to(dtype), neg_scores.to(dtype)
         pos_mask, neg_mask = (None, None) if masks is None else (masks.pos, masks.neg)
-        unit, _ = self.update_units(Pairs(pos, neg, torch.zeros_like(pos), self.surrogate, masks), bounded=True)
+        unit = self.update_units(Pairs(pos, neg, torch.zeros_like(pos), self.surrogate, masks), bounded=True)[0]
         with torch.no_grad():
             # logarithms, since the exponentials themselves would overflow
             differences = neg.unsqueeze(-2) - pos.unsqueeze(-1)
             losses = self.surrogate.value(differences)
             exponents = losses / column(column(self.lam * unit))
-            if neg_mask is not None:
-                exponents = exponents.masked_fill(~neg_mask.unsqueeze(-2), -torch.inf)
+            exponents = _exponents_there(exponents, None if neg_mask is None else neg_mask.unsqueeze(-2))
             inner = torch.logsumexp(exponents, dim=-1) - column(_log_number(neg, neg_mask))
             log_u = _log_moving_average(self.log_u.take(index).to(dtype), inner, self.gamma0)
             if pos_mask is not None:
                 log_u = torch.where(pos_mask, log_u, _LOG_ZERO)
             ratio = self.lam / self.lam_prime
-            powers = log_u * ratio if pos_mask is None else (log_u * ratio).masked_fill(~pos_mask, -torch.inf)
+            powers = _exponents_there(log_u * ratio, pos_mask)
             outer = torch.logsumexp(powers, dim=-1) - _log_number(powers, pos_mask)
             log_v = in_play(_log_moving_average(self.log_v.to(dtype), outer, self.gamma1), self.log_v.to(dtype), masks)
             put_(self.log_u, index, log_u)
             self.log_v.copy_(log_v)
-            log_weights = (ratio - 1.0) * log_u - column(log_v)  # log p_ij - l_ij / lambda
+            # log p_ij - l_ij / lambda
+            log_weights = _exponents_there((ratio - 1.0) * log_u - column(log_v), pos_mask)
             num_pairs = number(pos, pos_mask) * number(neg, neg_mask)
-            if pos_mask is not None:
-                log_weights = log_weights.masked_fill(~pos_mask, -torch.inf)
             weights = torch.exp(log_weights.unsqueeze(-1) + exponents).div_(column(column(num_pairs)))
             value = (weights * losses).sum((-2, -1))
             slopes = weights.mul_(self.surrogate.derivative(differences))
         return with_gradients(value, pos, neg, -slopes.sum(-1), slopes.sum(-2)) / unit
+
+
+def _exponents_there(exponents: Tensor, mask: Tensor | None) -> Tensor:
+    return exponents if mask is None else exponents.masked_fill(~mask, -torch.inf)
 
 
 def _log_number(scores: Tensor, mask: Tensor | None) -> float | Tensor:

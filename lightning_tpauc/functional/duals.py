@@ -109,43 +109,29 @@ def exact_duals(
     # Quantiles of sums that differ in the last digits.
     pos, neg = in_double(pos_scores), in_double(neg_scores)
     s, risk = tail_risk(pos, neg, max_fpr, loss)
-    if pos_weight is None:
-        y, s_prime = _upper_quantile(risk, 1.0 - min_tpr)
-    else:
-        y, s_prime = _weighted_upper_quantile(risk, 1.0 - min_tpr, as_float_tensor(pos_weight, "pos_weight").to(risk))
+    weight = None if pos_weight is None else as_float_tensor(pos_weight, "pos_weight").to(risk)
+    y, s_prime = _upper_quantile(risk, 1.0 - min_tpr, weight)
     # What the check of the scores did not read on an accelerator shows in every result.
     nan_if_not_finite = (pos.sum() + neg.sum()) * 0.0
     s, y, s_prime = (x + nan_if_not_finite for x in (s, y, s_prime))
     return ExactDuals(s.to(dtype), y.to(dtype), s_prime.to(dtype))
 
 
-def _upper_quantile(g: Tensor, theta: float) -> tuple[Tensor, Tensor]:
+def _upper_quantile(g: Tensor, theta: float, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     r"""The y of mean :math:`\theta_0` that maximises the sum of y_i g_i, and the quantile at its border."""
-    n = g.shape[0]
-    rank = max(1, ceil_count(theta, n))
-    s_prime = torch.topk(g, rank, sorted=False).values.min()
-    tied, above = _at_and_above(g, s_prime)
-    share = ((theta * n - above.sum()) / tied.sum()).clamp(0.0, 1.0)
-    return torch.where(tied, share, above), s_prime
-
-
-def _weighted_upper_quantile(g: Tensor, theta: float, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """As :func:`_upper_quantile`, of examples that count for their weights."""
-    share_of_all = weight / weight.sum()
-    order = g.argsort(descending=True)
-    reached = share_of_all[order].cumsum(0)
-    rank = int((reached < theta - 1e-12).sum())  # a sum of shares is exact up to rounding
-    s_prime = g[order[min(rank, g.shape[0] - 1)]]
-    tied, above = _at_and_above(g, s_prime)
-    share = ((theta - (above * share_of_all).sum()) / share_of_all[tied].sum()).clamp(0.0, 1.0)
-    return torch.where(tied, share, above), s_prime
-
-
-def _at_and_above(g: Tensor, border: Tensor) -> tuple[Tensor, Tensor]:
-    """Which values equal ``border``, and 1.0 for those above it."""
+    if weight is None:
+        weight = torch.ones_like(g)
+        s_prime = torch.topk(g, max(1, ceil_count(theta, g.shape[0])), sorted=False).values.min()
+    else:
+        order = g.argsort(descending=True)
+        reached = weight[order].cumsum(0) / weight.sum()
+        rank = int((reached < theta - 1e-12).sum())  # a sum of shares is exact up to rounding
+        s_prime = g[order[min(rank, g.shape[0] - 1)]]
     # Equal scores give equal g up to the order of summation, so a few ulps still count as a tie.
-    tied = (g - border).abs() <= 4.0 * torch.finfo(g.dtype).eps * border.abs()
-    return tied, ((g > border) & ~tied).to(g.dtype)
+    tied = (g - s_prime).abs() <= 4.0 * torch.finfo(g.dtype).eps * s_prime.abs()
+    above = ((g > s_prime) & ~tied).to(g.dtype)
+    share = ((theta * weight.sum() - (above * weight).sum()) / (tied * weight).sum()).clamp(0.0, 1.0)
+    return torch.where(tied, share, above), s_prime
 
 
 def border_scores(

@@ -298,11 +298,6 @@ class Pairs:
         r"""``(S,)``, the share of negatives with :math:`\ell_{ij} > s_i`."""
         return self._sums.totals[1] / column(self.num_neg)
 
-    @property
-    def dual_excess(self) -> Tensor:
-        """``(S,)``, the mean excess losses on the dual negatives; :attr:`excess` where there are no others."""
-        return self.dual.excess
-
     def weighted_sum(self, weights: Tensor) -> Tensor:
         r""":math:`\sum_i y_i\,\mathrm{excess}_i`, differentiable with respect to the scores.
 
@@ -319,9 +314,7 @@ class Pairs:
         Raises:
             ArgumentError: unless there is one weight for every positive.
         """
-        if weights.shape != self.pos.shape:
-            raise ArgumentError(_not_per_positive(weights, "weights", self.pos))
-        y = weights.detach().to(self.pos.dtype)
+        y = _per_positive(weights, "weights", self.pos).detach().to(self.pos.dtype)
         return self.attached(lambda: (self.excess * y).sum(-1), y / column(self.num_neg))
 
     def attached(self, value: Callable[[], Tensor], weights: Tensor) -> Tensor:
@@ -364,8 +357,8 @@ def evaluate_pairs(
         margin: m of the hinge, square and ramp surrogates.
         scale: factor inside the logistic surrogate.
         method: ``"dense"``, ``"sorted"`` or ``"auto"``.
-        dual_neg_scores: float tensor ``(B',)``, an independent batch of negatives for ``dual_excess``; constants, which
-            get no gradient.
+        dual_neg_scores: float tensor ``(B',)``, an independent batch of negatives for ``dual``; constants, which get no
+            gradient.
         masks: which scores of K labels are there; a padded positive has to have the weight 0.
 
     Returns:
@@ -407,13 +400,9 @@ def _checked(
 def _per_positive(values: Any, name: str, pos: Tensor) -> Tensor:
     found = as_float_tensor(values, name)
     if not found.is_floating_point() or found.shape != pos.shape:
-        raise ArgumentError(_not_per_positive(found, name, pos))
+        wanted = f"a float tensor with one entry per positive, shape {tuple(pos.shape)}"
+        raise ArgumentError(f"Expected `{name}` to be {wanted}, but got {found.dtype} of shape {tuple(found.shape)}.")
     return found
-
-
-def _not_per_positive(found: Tensor, name: str, pos: Tensor) -> str:
-    wanted = f"a float tensor with one entry per positive, shape {tuple(pos.shape)}"
-    return f"Expected `{name}` to be {wanted}, but got {found.dtype} of shape {tuple(found.shape)}."
 
 
 #: Gradients of so many examples are made to sum up to exactly 0.
@@ -477,10 +466,6 @@ _BLOCK = {"cpu": 2**16}
 _ON_GPUS = 2**22
 
 
-def _is_one_block(pos: Tensor, neg: Tensor) -> bool:
-    return pos.numel() * neg.shape[-1] <= _BLOCK.get(pos.device.type, _ON_GPUS)
-
-
 def _sorts(pos: Tensor, neg: Tensor, loss: Surrogate, method: str) -> bool:
     """Whether pairs are evaluated by sorting."""
     if method != "auto" or loss.power is None:
@@ -506,7 +491,7 @@ class DenseSums:
         self._scores, self._loss, self._neg_mask = (pos, neg, s), loss, neg_mask
         self.kept: tuple[Tensor, Tensor, Tensor] | None = None
         self._totals: tuple[Tensor, Tensor] | None = None
-        if _is_one_block(pos, neg):
+        if pos.numel() * neg.shape[-1] <= _BLOCK.get(pos.device.type, _ON_GPUS):
             t = (neg if neg.ndim == 1 else neg.unsqueeze(-2)) - pos.unsqueeze(-1)  # (S, B)
             losses = loss.value(t)
             over = losses - s.unsqueeze(-1)

@@ -96,15 +96,12 @@ def tpauc_objective(
     pos_scores, neg_scores = check_scores(pos_scores, "pos_scores"), check_scores(neg_scores, "neg_scores")
     num_pos = _selected(1.0 - min_tpr, pos_scores.shape[0], f"min_tpr={min_tpr}", "positive")
     num_neg = _selected(max_fpr, neg_scores.shape[0], f"max_fpr={max_fpr}", "negative")
-    return _mean_of_hardest(pos_scores, neg_scores, num_pos, num_neg, get_surrogate(surrogate, margin, scale))
-
-
-def _mean_of_hardest(pos: Tensor, neg: Tensor, num_pos: int, num_neg: int, loss: Surrogate) -> Tensor:
-    lowest, highest = _hardest(pos, num_pos, largest=False), _hardest(neg, num_neg, largest=True)
+    loss = get_surrogate(surrogate, margin, scale)
+    lowest, highest = _hardest(pos_scores, num_pos, largest=False), _hardest(neg_scores, num_neg, largest=True)
     # Surrogates are never negative, so the excess over a threshold of 0 is the loss itself.
     value = Pairs(lowest, highest, torch.zeros_like(lowest), loss).weighted_sum(torch.ones_like(lowest))
     # By a factor, since asking for the truth would wait for the device.
-    broken = pos.isnan().any() | neg.isnan().any()
+    broken = pos_scores.isnan().any() | neg_scores.isnan().any()
     return value / num_pos * torch.where(broken, math.nan, 1.0).to(value.dtype)
 
 
@@ -294,16 +291,6 @@ def loss_unit_step(unit: Tensor, batch_loss: Tensor, constant_loss: float) -> Te
     """
     updated = torch.where(unit > 0, torch.lerp(unit, batch_loss, _UNIT_RATE), batch_loss)
     return updated.clamp_min(max(_LEAST_UNIT * constant_loss, torch.finfo(updated.dtype).tiny ** 0.5))
-
-
-def bounded_loss_unit(unit: Tensor, batch_loss: Tensor, constant_loss: float = 0.0) -> Tensor:
-    r"""The unit :math:`\max(L, L_B)` of the weights' loss: an outlying batch makes no step larger.
-
-    Methods that return their last iterate and not an average take :math:`\max(L, L_B, \ell(0))`. Then a model that fits
-    well, whose loss is far below that of a constant one, makes smaller steps.
-    """
-    larger = torch.maximum(unit, batch_loss)
-    return larger.clamp_min(constant_loss) if constant_loss else larger
 
 
 # ---------------------------------------------------------------- the lines of the algorithm

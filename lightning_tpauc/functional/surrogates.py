@@ -188,9 +188,7 @@ def _built_in(name: str, margin: float, scale: float) -> Surrogate:
 
 
 # Each remembers what it built, so that equal arguments give one object.
-_FACTORIES: dict[str, SurrogateFactory] = {
-    **{name: lru_cache(partial(_built_in, name)) for name in _NAMES},
-}
+_FACTORIES: dict[str, SurrogateFactory] = {name: lru_cache(partial(_built_in, name)) for name in _NAMES}
 
 
 def surrogate_names() -> tuple[str, ...]:

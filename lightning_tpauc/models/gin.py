@@ -5,7 +5,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from lightning_tpauc.extras import import_extra
-from lightning_tpauc.functional.checks import check_choice, check_count, require_range
+from lightning_tpauc.functional.checks import check_choice
 
 
 class GIN(nn.Module):
@@ -32,7 +32,7 @@ class GIN(nn.Module):
         num_labels: number of labels, K; every one gets a score of its own.
 
     Raises:
-        ArgumentError: a size is below 1, or ``pooling`` is unknown.
+        ArgumentError: ``pooling`` is unknown.
         MissingExtraError: torch_geometric or ogb is not installed.
 
     Example:
@@ -55,10 +55,6 @@ class GIN(nn.Module):
         num_labels: int = 1,
     ) -> None:
         super().__init__()
-        sizes = {"num_labels": num_labels, "hidden_features": hidden_features, "num_layers": num_layers}
-        for name, size in sizes.items():
-            check_count(size, name, 1)
-        require_range("dropout", dropout, 0.0, 1.0, open_high=True)
         check_choice(pooling, "pooling", ("mean", "sum", "max"))
         geometric = import_extra("torch_geometric.nn", "graph")
         encoders = import_extra("ogb.graphproppred.mol_encoder", "graph")

@@ -2,8 +2,6 @@
 
 from torch import Tensor, nn
 
-from lightning_tpauc.functional.checks import check_count, require_range
-
 
 class Linear(nn.Module):
     """Linear scores h_w(x) = w^T x (+ b).
@@ -17,9 +15,6 @@ class Linear(nn.Module):
         bias: whether to add b.
         num_labels: number of labels, K; every one gets a score of its own.
 
-    Raises:
-        ArgumentError: ``num_features`` or ``num_labels`` is below 1.
-
     Example:
         >>> import torch
         >>> Linear(num_features=3)(torch.ones(2, 3))
@@ -28,8 +23,6 @@ class Linear(nn.Module):
 
     def __init__(self, num_features: int, bias: bool = True, num_labels: int = 1) -> None:
         super().__init__()
-        check_count(num_labels, "num_labels", 1)
-        check_count(num_features, "num_features", 1)
         self.linear = nn.Linear(num_features, num_labels, bias=bias)
         for parameter in self.linear.parameters():
             nn.init.zeros_(parameter)
@@ -51,9 +44,6 @@ class MLP(nn.Module):
             positives than the data set, so running statistics differ from those of the test set; off by default.
         num_labels: number of labels, K; every one gets a score of its own.
 
-    Raises:
-        ArgumentError: a size is below 1.
-
     Example:
         >>> import torch
         >>> MLP(num_features=22, hidden_features=(64, 32))(torch.zeros(5, 22)).shape
@@ -69,13 +59,9 @@ class MLP(nn.Module):
         num_labels: int = 1,
     ) -> None:
         super().__init__()
-        check_count(num_labels, "num_labels", 1)
-        check_count(num_features, "num_features", 1)
-        require_range("dropout", dropout, 0.0, 1.0, open_high=True)
         layers: list[nn.Module] = []
         width = num_features
         for hidden in hidden_features:
-            check_count(hidden, "hidden_features", 1)
             layers.append(nn.Linear(width, hidden))
             if batch_norm:
                 layers.append(nn.BatchNorm1d(hidden))

@@ -3,7 +3,6 @@
 from torch import Tensor, nn
 
 from lightning_tpauc.extras import import_extra
-from lightning_tpauc.functional.checks import check_count, require_range
 
 
 class CNN3D(nn.Module):
@@ -19,9 +18,6 @@ class CNN3D(nn.Module):
         dropout: probability of zeroing a pooled feature while training, in [0, 1).
         num_labels: number of labels, K; every one gets a score of its own.
 
-    Raises:
-        ArgumentError: a size is below 1.
-
     Example:
         >>> import torch
         >>> CNN3D()(torch.zeros(4, 1, 28, 28, 28)).shape
@@ -36,13 +32,9 @@ class CNN3D(nn.Module):
         num_labels: int = 1,
     ) -> None:
         super().__init__()
-        check_count(num_labels, "num_labels", 1)
-        check_count(in_channels, "in_channels", 1)
-        require_range("dropout", dropout, 0.0, 1.0, open_high=True)
         blocks: list[nn.Module] = []
         width = in_channels
         for out in channels:
-            check_count(out, "channels", 1)
             # The normalisation has a shift of its own, so the convolution needs no bias.
             blocks += [nn.Conv3d(width, out, kernel_size=3, stride=2, padding=1, bias=False), nn.BatchNorm3d(out)]
             blocks.append(nn.ReLU())
@@ -74,7 +66,6 @@ class ResNet3D(nn.Module):
         num_labels: number of labels, K; every one gets a score of its own.
 
     Raises:
-        ArgumentError: an argument is below 1.
         MissingExtraError: torchvision is not installed.
 
     Example:
@@ -87,9 +78,6 @@ class ResNet3D(nn.Module):
 
     def __init__(self, in_channels: int = 1, stem_stride: int = 1, num_labels: int = 1) -> None:
         super().__init__()
-        check_count(num_labels, "num_labels", 1)
-        check_count(in_channels, "in_channels", 1)
-        check_count(stem_stride, "stem_stride", 1)
         video = import_extra("torchvision.models.video", "medical")
         self.network = video.r3d_18(weights=None, num_classes=num_labels)
         width = self.network.stem[0].out_channels

@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, Algorithm, TrainingScores, count_in_loss, shrunk_rectangle
+from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, Algorithm, Task, TrainingScores, shrunk_rectangle
 from lightning_tpauc.data.examples import listed
 from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
 from lightning_tpauc.data.streaming import ScoredStream, StreamedLoader
@@ -269,7 +269,7 @@ class RectangleSchedule:
         """
         reached = list(self.algorithm.tightness_of_tasks)
         candidates = [min(max(progress, now), now + 2.0 / _MOVES) for now in reached]
-        counted = count_in_loss(self.algorithm.tasks)
+        counted = [task.weight > 0.0 for task in self.algorithm.tasks or (Task(0),)]
         asked = [label for label, now in enumerate(reached) if now < 1.0 and counted[label]]
         places = list(zip(reached, candidates, strict=True))
         known = [self._both_ratios(place, scores, label) for label, place in enumerate(places)]

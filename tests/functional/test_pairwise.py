@@ -175,7 +175,7 @@ def test_constants_get_no_gradient_and_results_no_graph():
     terms = pairwise_terms(pos, neg, s, y)
     assert not any(getattr(terms, field).requires_grad for field in FIELDS)
     pairs = evaluate_pairs(pos, neg, s, dual_neg_scores=neg)
-    assert not any(x.requires_grad for x in (pairs.excess, pairs.active, pairs.dual_excess))
+    assert not any(x.requires_grad for x in (pairs.excess, pairs.active, pairs.dual.excess))
     pairs.weighted_sum(y).backward()
     assert_close(pos.grad, terms.pos_grad, "float64")
     assert_close(neg.grad, terms.neg_grad, "float64")
@@ -209,7 +209,7 @@ def test_weights_may_follow_from_the_losses_on_either_batch(name, method, limit,
     for given in (None, dual):
         h_pos, h_neg = pos.clone().requires_grad_(), neg.clone().requires_grad_()
         pairs = evaluate_pairs(h_pos, h_neg, s, surrogate=name, margin=0.5, method=method, dual_neg_scores=given)
-        weights = rule(pairs.dual_excess)
+        weights = rule(pairs.dual.excess)
         value = pairs.weighted_sum(weights)
         value.backward()
         apart = terms_of((pos, neg if given is None else dual, s), name, method)
