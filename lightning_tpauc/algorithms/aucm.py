@@ -77,23 +77,13 @@ class AUCM(Algorithm):
         self.add_state("stage_steps", "scalar", dtype=torch.int32)
 
     @property
-    def a(self) -> Tensor:
-        """Centre of the positives' scores, shape ``()``."""
-        return self.centres[0]
-
-    @property
-    def b(self) -> Tensor:
-        """Centre of the negatives' scores, shape ``()``."""
-        return self.centres[1]
-
-    @property
     def proximal_coefficient(self) -> float:
         r""":math:`\lambda_0 = 1 / \gamma`."""
         return 1.0 / self.gamma
 
     def diagnostics(self) -> dict[str, Tensor]:
         """The centres and the dual variable."""
-        return {"a": self.a.clone(), "b": self.b.clone(), "c": self.c.clone()}
+        return dict(zip("abc", torch.stack([*self.centres, self.c]), strict=True))
 
     def step(self, pos_scores: Tensor, neg_scores: Tensor, *_: Tensor) -> Tensor:
         """Steps of a, b, then c; the loss has their old values."""
@@ -109,7 +99,7 @@ class AUCM(Algorithm):
         self.velocity.mul_(self.momentum).add_(direction)
         self.centres.sub_(self.velocity, alpha=eta)
         # the centres stand in for the batch means: at their optimum a = E_P h, b = E_N h
-        slope = 2.0 * (self.margin + self.b - self.a) - 2.0 * self.c
+        slope = 2.0 * (self.margin + self.centres[1] - self.centres[0]) - 2.0 * self.c
         self.c.copy_((self.c + eta * slope).clamp_min(0.0))
         self.stage_steps.add_(1)
         self.mean.add_((self.centres - self.mean) / self.stage_steps)

@@ -144,11 +144,6 @@ class PAUCI(RecursiveAlgorithm):
         """The seven variables."""
         return dict(zip(VARIABLES, self.variables.clone().unbind(), strict=True))
 
-    @property
-    def gamma(self) -> Tensor:
-        r""":math:`\gamma`, the maximised variable, shape ``()``."""
-        return self.variables[6]
-
     @eager
     def previous_loss(self, pos_scores: Tensor, neg_scores: Tensor) -> Tensor:
         r""":math:`-(1 - c_1 \eta_{t-1}^2) L` at the previous variables."""

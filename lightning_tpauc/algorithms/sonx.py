@@ -122,17 +122,12 @@ class SONX(PairwiseAlgorithm):
             self.s_prime.copy_(duals.s_prime * (1.0 - 64.0 * torch.finfo(duals.s_prime.dtype).eps))
 
     def step(
-        self,
-        pos_scores: Tensor,
-        neg_scores: Tensor,
-        dual_neg_scores: Tensor,  # noqa: ARG002
-        index: Tensor,
-        previous: PreviousScores | None = None,
+        self, pos_scores: Tensor, neg_scores: Tensor, _: Tensor, index: Tensor, previous: PreviousScores | None = None
     ) -> Tensor:
         r"""One step; the correction is left out for :math:`\gamma = 0`, and where nothing is known of ``previous``."""
         s, (theta0, theta1) = self.s[index], self.thetas()
         pairs = Pairs(pos_scores, neg_scores, s, self.surrogate)
-        unit, _ = self.update_units(pairs, bounded=True)
+        unit = self.update_units(pairs, bounded=True)[0]
         tail = theta1 * pairs.num_neg
         risk = lines.per_positive_risk(s, pairs.totals[0], tail)
         u = self.u[index].where(self.s_changed_at[index] >= 0, risk)

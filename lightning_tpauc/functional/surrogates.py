@@ -28,12 +28,6 @@ class PowerForm:
     two_sided: bool = False
     coefficient: float = 1.0
 
-    def __post_init__(self) -> None:
-        if self.degree not in (1, 2) or (self.two_sided and self.degree != 2):
-            raise ArgumentError(
-                f"Expected `degree` to be 1 or 2, and 2 if `two_sided`, but got {self}. Leave `power` out."
-            )
-
     def value(self, t: Tensor) -> Tensor:
         """The loss of score differences."""
         return self._times_coefficient(self._base(t) if self.degree == 1 else self._base(t).square_())
