@@ -15,7 +15,7 @@ from lightning_tpauc.data.datamodule import PosNegDataModule
 from lightning_tpauc.data.examples import Entries, has_label, listed, names_in
 from lightning_tpauc.data.labels import NAMES, NOTHING, entry_of
 from lightning_tpauc.data.loader import PosNegLoader
-from lightning_tpauc.errors import ArgumentError, DataError, UnsupportedError
+from lightning_tpauc.errors import ArgumentError, DataError, UnsupportedError, warn_on_rank_zero
 from lightning_tpauc.extras import is_graph
 from lightning_tpauc.functional.checks import check_rectangle, require_range
 from lightning_tpauc.scoring.forward import ScoringModel
@@ -131,6 +131,9 @@ def labels_to_evaluate(module: ScoringModel, trainer: Trainer, stage: str) -> La
                 f"{type(module.algorithm).__name__} trains one label, but the data have {len(labels.names)}: "
                 f"{listed(labels.names)}. Take STACO, SOTA, SOTAs or CrossEntropy, or pass one column of labels."
             )
+        if known and labels and known.names != labels.names and {*known.names} == {*labels.names}:
+            text = f"The model's outputs were trained for the labels {listed(known.names)}, now {listed(labels.names)}"
+            warn_on_rank_zero(f"{text}. Pass the columns in the former order.")
         return labels
     # a search for labels may take a pass over the data
     if stage == TrainerFn.PREDICTING or (known is None and module.knows_labels):

@@ -19,7 +19,7 @@ from lightning_tpauc import (
     TPAUCModule,
 )
 from lightning_tpauc.algorithms import AUCM, PAUCI, SONX, STACO, CrossEntropy
-from lightning_tpauc.errors import ArgumentError, CheckpointError, UnsupportedError
+from lightning_tpauc.errors import ArgumentError, CheckpointError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.functional import exact_duals, two_way_partial_auroc
 from tests.helpers.problems import make_trainer
 from tests.helpers.resuming import Crash, CrashError, Losses, assert_same_end
@@ -279,6 +279,18 @@ def test_methods_of_one_label_say_so_at_the_start(algorithm):
 def test_another_number_of_outputs(outputs, match):
     with pytest.raises(ArgumentError, match=match):
         fit(TPAUCModule(make_net(outputs)))
+
+
+def test_another_order_of_the_columns_in_a_new_run_is_said():
+    pd = pytest.importorskip("pandas")
+    x, y = make_arrays(200)
+    named = [pd.DataFrame(y.numpy(), columns=[f"t{k}" for k in range(K)])]
+    named.append(named[0][named[0].columns[::-1]])
+    module = TPAUCModule(nn.Linear(DIM, K))
+    for labels in (named[0], named[0]):
+        make_trainer(max_epochs=1).fit(module, PosNegDataModule((x, labels), num_pos=12, num_neg=24))
+    with pytest.warns(TPAUCWarning, match="trained for the labels t0, t1, .*, now .*, t1, t0. Pass the columns"):
+        make_trainer(max_epochs=1).fit(module, PosNegDataModule((x, named[1]), num_pos=12, num_neg=24))
 
 
 @pytest.mark.parametrize(
