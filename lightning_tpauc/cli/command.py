@@ -178,18 +178,6 @@ class KeepGivenConfig(SaveConfigCallback):
                 saver.monitor = None
 
 
-class SaveBest(ModelCheckpoint):
-    """Saves what has the best ``val/tpauc``; without validation data, the last epoch."""
-
-    def __init__(self) -> None:
-        super().__init__(monitor="val/tpauc", mode="max")
-
-    @property
-    @override
-    def state_key(self) -> str:
-        return type(self).__qualname__  # whatever it monitors
-
-
 # ---------------------------------------------------------------- the command
 
 
@@ -282,7 +270,7 @@ class TPAUCCLI(LightningCLI):
             given = self.config_init[self.subcommand].trainer
             callbacks = as_list(given.callbacks)
             if given.enable_checkpointing is not False and not any(isinstance(c, Checkpoint) for c in callbacks):
-                kwargs["callbacks"] = [*callbacks, SaveBest()]
+                kwargs["callbacks"] = [*callbacks, ModelCheckpoint(monitor="val/tpauc", mode="max")]
         trainer = super().instantiate_trainer(**kwargs)
         connector, launcher = trainer._signal_connector, trainer.strategy.launcher
 
@@ -387,7 +375,4 @@ def _relative(path: str | Path) -> str:
     return min(str(path), os.path.relpath(path), key=len)
 
 
-@rank_zero_only
-def _say(*lines: str) -> None:
-    for line in lines:
-        print(line)  # noqa: T201
+_say = rank_zero_only(functools.partial(print, sep="\n"))

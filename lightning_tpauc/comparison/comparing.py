@@ -6,7 +6,6 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -269,8 +268,6 @@ class Comparison:
             self._notes.append(f"Without {listed(left_out)}, for one label only.")
         self._methods = [method for method in self._methods if method.name not in left_out]
         trainer = self.setup.trainer()
-        if self.processes > 1 and (kind := trainer.strategy.root_device.type) != "cpu":
-            raise ArgumentError(f"`processes` trains on CPUs, but the Trainer takes {kind}. Pass `accelerator='cpu'`.")
         usual = sum(datamodule.batch_sampler().global_sizes(1)[:2])
         for method in self._methods:
             per_step = training.examples_per_step(datamodule, algorithms[method.name])
@@ -292,10 +289,7 @@ class Comparison:
         _train_one, fork = self._train_cell, multiprocessing.get_context("fork")
         # the parent's pool of threads does not survive the fork
         with ProcessPoolExecutor(min(self.processes, len(cells)), fork, torch.set_num_threads, (1,)) as pool:
-            try:
-                yield from pool.map(_train, cells)
-            except BrokenProcessPool:
-                raise DataError("A training was killed, perhaps for want of memory: take fewer `processes`.") from None
+            yield from pool.map(_train, cells)
 
     def _train_cell(self, cell: Cell) -> None:
         method = next(method for method in self._methods if method.name == cell.method)
