@@ -158,9 +158,7 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         grouped = None if groups is None else as_groups(column_or_1d(groups))
         check_consistent_length(X, weights, grouped)
         if not weights.any():
-            raise DataError(
-                "Expected `sample_weight` to be above 0 for some rows, but the weights of all rows are zero."
-            )
+            raise DataError("Expected `sample_weight` to be above 0 for some rows, but all weights are zero.")
         X, y, weights, grouped = _ordered(X, y, weights, grouped)
         self.classes_ = np.unique(y)
         if len(self.classes_) == 1:
@@ -212,8 +210,9 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         area = two_way_partial_auroc(scores, labels, *rectangle, **task, sample_weight=weights)
         self.best_validation_score_ = float(area)
         if self.best_validation_score_ == 0:
-            text = f"the validating rows' ROC curve passes below TPR >= {self.min_tpr:g}, FPR <= {self.max_fpr:g}"
-            warn_on_rank_zero(f"TPAUC is 0: {text}. Ask for a larger rectangle.")
+            warn_on_rank_zero(
+                "TPAUC is 0: the ROC curve of the validating rows misses the rectangle. Ask for a larger."
+            )
         columns = [(scores, labels)] if outputs == 2 else list(zip(scores.T, labels.T, strict=True))
         self.calibration_ = [_calibration(*column) for column in columns]
         if outputs > 2:
@@ -332,9 +331,5 @@ def tpauc_scorer(min_tpr: float = 0.5, max_fpr: float = 0.5) -> Any:
 
 def _tpauc(y_true: Any, y_score: Any, min_tpr: float, max_fpr: float, sample_weight: Any = None) -> float:
     classes, codes = np.unique(y_true, return_inverse=True)
-    if y_score.ndim == 2 and len(classes) != y_score.shape[1]:
-        raise DataError(
-            f"Expected rows of all {y_score.shape[1]} classes to score, but got {classes.tolist()}. Stratify the folds."
-        )
     task: dict[str, Any] = {} if y_score.ndim == 1 else {"task": "multiclass", "num_classes": len(classes)}
     return float(two_way_partial_auroc(y_score, codes, min_tpr, max_fpr, **task, sample_weight=sample_weight))

@@ -231,7 +231,7 @@ class TPAUCModule(ScoringModel):
         scores: Tensor = self.algorithm_scores(inputs)
         if torch.is_grad_enabled() and not scores.requires_grad:
             raise ArgumentError(
-                "The scores of `forward` have no gradient: leave out `.detach()` and `torch.no_grad()` in it."
+                "The scores of `forward` have no gradient: leave out `.detach()` and `torch.no_grad()`."
             )
         return scores
 
@@ -423,10 +423,6 @@ class TPAUCModule(ScoringModel):
                 )
             return keep_monitors(mixed_in())
         parameters = [p for p in self.parameters() if p.requires_grad]
-        if not parameters:
-            raise ArgumentError(
-                f"{type(self).__name__} has no parameter that requires a gradient: there is nothing to train."
-            )
         optimizer = make_optimizer(self.optimizer_factory, parameters, self.algorithm.default_lr)
         rates = [float(group["lr"]) for group in optimizer.param_groups]
         number = next((k for k, rate in enumerate(rates) if rate > 0), 0)

@@ -212,7 +212,7 @@ class LabelRows:
             if lacking:
                 raise DataError(
                     f"Expected both classes of every label, but there is no {kind} of {', '.join(lacking)} among the "
-                    f"{len(own)} training examples. Leave out such columns of the labels, or add examples."
+                    f"{len(own)} training examples. Leave out such labels, or add examples."
                 )
 
 

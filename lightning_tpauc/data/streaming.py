@@ -51,7 +51,6 @@ class NegativeStream:
 
     Raises:
         ArgumentError: if an argument is out of range, or the data set yields batches.
-        DataError: if the data set can be indexed.
 
     Example:
         >>> class Counter(IterableDataset):
@@ -68,16 +67,9 @@ class NegativeStream:
         *,
         num_scored: int = 2**16,
     ) -> None:
-        kind = type(dataset).__name__
-        if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset):
-            raise DataError(
-                f"Expected `negatives` to be a stream, but got a {kind}, which can be indexed. Put positives and "
-                "negatives into one `train_dataset` with labels."
-            )
         if isinstance(dataset, DataLoader) and dataset.batch_sampler is not None:
             raise ArgumentError(
-                f"`negatives` is a {kind} that yields batches, but single examples are wanted. Make it with "
-                "`batch_size=None`, or pass its data set if that is a stream."
+                "`negatives` is a DataLoader that yields batches, not examples. Make it with `batch_size=None`."
             )
         check_choice(split, "split", ("deal", "shard", "own"))
         check_count(num_scored, "num_scored", 1)
@@ -214,8 +206,7 @@ def inputs_of_negatives(items: list[Any]) -> list[Any]:
         if len(item) > 1 and np.any(np.asarray(item[-1]) != 0):
             raise DataError(
                 f"Expected the stream of negatives to yield inputs, or tuples that end with the label 0, but got "
-                f"{type(item).__name__} ending with {item[-1]!r}. Leave positives out of the stream; inputs of several "
-                "parts can be a mapping."
+                f"{type(item).__name__} ending with {item[-1]!r}. Leave positives out; several inputs can be a mapping."
             )
     return [item[0] if len(item) <= 2 else tuple(item[:-1]) for item in items]
 
@@ -254,8 +245,7 @@ class StreamCursor:
                 read = zip(places, requested, strict=True)
                 places = tuple(p._replace(position=max(p.position, behind)) for p, behind in read)
         if why is not None:
-            msg = f"The stream of negatives starts over while training goes on: {why}."
-            warn_on_rank_zero(msg)
+            warn_on_rank_zero(f"The stream of negatives starts over while training goes on: {why}.")
         self._history.append((step, places))
         return places
 

@@ -136,10 +136,7 @@ def prepare_loading(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
     trainer = module._trainer
     resumes = trainer is not None and trainer.state.fn == TrainerFn.FITTING
     if entry is None and resumes:
-        raise CheckpointError(
-            "The checkpoint to resume from holds no state of lightning_tpauc: it was saved with save_weights_only=True "
-            f"or by another module. {_ANEW}"
-        )
+        raise CheckpointError(f"The checkpoint to resume from holds no state of lightning_tpauc. {_ANEW}")
     if resumes:
         _check_options(module.hparams, checkpoint.get("hyper_parameters") or {})
     if RECTANGLE in checkpoint:
@@ -164,9 +161,7 @@ def _check_options(given: Mapping[str, Any], written: Mapping[str, Any]) -> None
 
 def _take_rectangle(module: ScoringModel, checkpoint: dict[str, Any], *, resumes: bool) -> None:
     """Evaluate the rectangle and the labels of the checkpoint, unless the module was given its own."""
-    known, labels = module.trained_labels, None
-    if LABELS in checkpoint:
-        labels = Labels(**checkpoint[LABELS])
+    known, labels = module.trained_labels, Labels(**checkpoint[LABELS]) if LABELS in checkpoint else None
     names = ["one label" if each is None else f"the labels {listed(each.names)}" for each in (labels, known)]
     if names[0] != names[1] and (resumes or known is not None):
         raise CheckpointError(

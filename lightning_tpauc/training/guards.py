@@ -74,16 +74,6 @@ def look_at_rectangle(algorithm: Algorithm, trainer: Trainer) -> None:
                 break
 
 
-def look_at_chunks(module: ScoringModel) -> None:
-    """Say that batch norm sees chunks and not the batch."""
-    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-    if module.chunk_size is not None and any(isinstance(m, kinds) and m.training for m in module.modules()):
-        advise(
-            f"Batch norm takes its statistics from chunks of {module.chunk_size} examples, not from the whole batch: "
-            "the gradient is not that of the whole batch. Raise `chunk_size`, or use nn.GroupNorm."
-        )
-
-
 def advise(message: str | None) -> None:
     """Warn with ``message``, unless it is ``None``."""
     if message is not None:
@@ -99,16 +89,15 @@ def say_which_weights(module: ScoringModel) -> None:
     best = state.best
     if module.operating_point is None:
         rank_zero_info(
-            "No validation gave a value: the model has the weights of the training's end, and no threshold. Pass "
-            "`val_dataset` or `val_fraction`, with examples of both classes, to choose both."
+            "No validation gave a value: the model has the last weights, and no threshold. Pass `val_dataset` or "
+            "`val_fraction`, with both classes."
         )
     elif best is not None and best.weights and best.step < state.batches_seen:
         area, auroc = best.value
         by = f"val/tpauc {area:.4f}" if area > 0.0 else f"val/auroc {auroc:.4f}, as val/tpauc was always 0,"
         rank_zero_info(
             f"The model has the weights that validated best: {by} after {best.step} of {state.batches_seen} steps. "
-            "StageCallback(keep_best=False) leaves the last ones. Checkpoints hold those of their own step, unless "
-            "ModelCheckpoint has monitor='val/tpauc' and mode='max'."
+            "Checkpoints hold those of their own step, unless ModelCheckpoint has monitor='val/tpauc', mode='max'."
         )
 
 

@@ -50,7 +50,7 @@ class DampedAdam(Optimizer):
         capturable: whether a CUDA graph may capture the steps. The counts of steps are on the device then.
 
     Raises:
-        ArgumentError: if an option is out of its range, a parameter is complex, or a gradient is sparse.
+        ArgumentError: if an option is out of its range, or a gradient is sparse.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(1, 3))
@@ -80,8 +80,6 @@ class DampedAdam(Optimizer):
         """Add parameters with options of their own; :class:`ArgumentError` as for the optimizer's."""
         _check({**self.defaults, **param_group})
         super().add_param_group(param_group)
-        if any(weight.is_complex() for weight in param_group["params"]):
-            raise ArgumentError("DampedAdam takes real parameters: pass `torch.view_as_real(weight)`.")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a state that was saved or pickled, that of torch's Adam, too."""
@@ -320,8 +318,7 @@ def prepare_schedulers(trainer: Trainer) -> None:
     for config in _plateaus(trainer):
         if getattr(config.scheduler, "monitor", None) is None:
             raise ArgumentError(
-                "Lightning drops what a ReduceLROnPlateau follows under manual optimization: set it on the scheduler "
-                "in `configure_optimizers`, `scheduler.monitor = 'val/tpauc'`."
+                "In `configure_optimizers`, say what each ReduceLROnPlateau follows: `plateau.monitor = ...`."
             )
 
 

@@ -111,7 +111,6 @@ class StageCallback(Callback):
         self.every_n_epochs, self.every_n_steps, self.growth = every_n_epochs, every_n_steps, growth
         self.averaging, self.shrink_rectangle = averaging, shrink_rectangle
         self.keep_best, self.scores = keep_best, scores
-        self._batches_before = 0
 
     def stage_length(self, stage: int, steps_per_epoch: float) -> int:
         """Number of steps of a stage; override for another policy.
@@ -137,37 +136,34 @@ class StageCallback(Callback):
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        module: ScoringModel = pl_module
-        state, evaluation = module.training_state, evaluation_of(trainer)
+        state, evaluation = pl_module.training_state, evaluation_of(trainer)
         _require_one_optimizer(trainer)
-        guards.require_agreement(lambda: guards.shared_settings(trainer, module))
+        guards.require_agreement(lambda: guards.shared_settings(trainer, pl_module))
         saved_training.check_savable(trainer)
-        saved_training.offer_hyperparameters(trainer, module)
+        saved_training.offer_hyperparameters(trainer, pl_module)
         first, state.has_started, state.loss_was_logged = not state.has_started, True, False
         if state.phase is Phase.LOADED:
             return
-        if module.init_from is not None and first:
-            written = load_weights(module, module.init_from)
+        if pl_module.init_from is not None and first:
+            written = load_weights(pl_module, pl_module.init_from)
             if names_in(written.get(saved_training.INPUTS), "columns"):  # the weights belong to these
-                module.input_layout = written[saved_training.INPUTS]
+                pl_module.input_layout = written[saved_training.INPUTS]
             state.note_weights_from_file()
-        module.operating_point = None
+        pl_module.operating_point = None
         evaluation.start.prepare(trainer, is_trained=state.is_trained or state.average is not None)
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        module: ScoringModel = pl_module
-        _give_shapes(trainer, module)
-        reshard(module)
+        _give_shapes(trainer, pl_module)
+        reshard(pl_module)
         prebuild_ddp_buckets(trainer)
         prepare_schedulers(trainer)
-        self._allocate(trainer, module)
-        guards.look_at_rectangle(module.algorithm, trainer)
-        guards.look_at_chunks(module)
-        if module.training_state.phase is Phase.LOADED:
-            saved_training.restore(module)
+        self._allocate(trainer, pl_module)
+        guards.look_at_rectangle(pl_module.algorithm, trainer)
+        if pl_module.training_state.phase is Phase.LOADED:
+            saved_training.restore(pl_module)
         else:
-            self._start(trainer, module)
+            self._start(trainer, pl_module)
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -180,10 +176,9 @@ class StageCallback(Callback):
 
     @override
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Optimizer) -> None:
-        module: ScoringModel = pl_module
-        state, coefficient = module.training_state, module.algorithm.proximal_coefficient
-        clips_itself = type(module).configure_gradient_clipping is not LightningModule.configure_gradient_clipping
-        clips = clips_itself or module.gradient_clip_val is not None
+        state, coefficient = pl_module.training_state, pl_module.algorithm.proximal_coefficient
+        clips_itself = type(pl_module).configure_gradient_clipping is not LightningModule.configure_gradient_clipping
+        clips = clips_itself or pl_module.gradient_clip_val is not None
         if not clips and coefficient == 0 and not state.previous.recursive:
             return
         scaler = getattr(trainer.precision_plugin, "scaler", None)
@@ -193,37 +188,35 @@ class StageCallback(Callback):
         trained = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         for parameter in trained:  # what follows concerns every entry
             parameter.grad = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
-        state.previous.estimate(module.algorithm)
+        state.previous.estimate(pl_module.algorithm)
         if clips_itself:
-            module.configure_gradient_clipping(optimizer, module.gradient_clip_val, "norm")
-        elif module.gradient_clip_val is not None:
-            nn.utils.clip_grad_norm_(trained, module.gradient_clip_val)
+            pl_module.configure_gradient_clipping(optimizer, pl_module.gradient_clip_val, "norm")
+        elif pl_module.gradient_clip_val is not None:
+            nn.utils.clip_grad_norm_(trained, pl_module.gradient_clip_val)
         if coefficient != 0 and state.average is not None:
             state.average.add_proximal_gradient(coefficient)
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        module: ScoringModel = pl_module
-        state = module.training_state
+        state = pl_module.training_state
         taken = state.batches_seen - self._batches_before
         if taken != 1:
-            name = type(module).training_step.__qualname__
+            name = type(pl_module).training_step.__qualname__
             raise UnsupportedError(f"{name} took {taken} steps for a batch: it must call `super().training_step` once.")
         if state.batches_seen == 1:
-            guards.advise(guards.uneven_columns(batch.inputs, module))
-        if module.algorithm.has_stages:
+            guards.advise(guards.uneven_columns(batch.inputs, pl_module))
+        if pl_module.algorithm.has_stages:
             average: IterateAverage = state.average
             if average.count >= self.stage_length(average.stage, trainer.num_training_batches):
-                self._end_stage(module)
+                self._end_stage(pl_module)
         schedule = state.rectangle_schedule
         if schedule is not None and state.batches_seen % schedule.every == 0:
-            schedule.move_if_due(module, state.batches_seen, state.memory)
+            schedule.move_if_due(pl_module, state.batches_seen, state.memory)
         step_plateau_schedulers(trainer, state.batches_seen, "batch", state.step_loss)
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        module: ScoringModel = pl_module
-        state = module.training_state
+        state = pl_module.training_state
         steps, epochs = trainer.max_steps, trainer.max_epochs
         over = 0 <= steps <= trainer.global_step or (epochs is not None and 0 <= epochs <= trainer.current_epoch + 1)
         if (over or trainer.should_stop) and trainer.enable_validation and state.last_validated == 0:
@@ -234,8 +227,8 @@ class StageCallback(Callback):
         state.restore_last_iterate()
         schedule = state.rectangle_schedule
         shown = schedule.diagnostics() if schedule is not None else {}
-        for name, value in {**module.algorithm.diagnostics(), **shown}.items():
-            log_replicated(module, f"train/{name}", value)
+        for name, value in {**pl_module.algorithm.diagnostics(), **shown}.items():
+            log_replicated(pl_module, f"train/{name}", value)
         step_plateau_schedulers(trainer, state.batches_seen, "epoch")
 
     @override
@@ -248,13 +241,12 @@ class StageCallback(Callback):
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        module: ScoringModel = pl_module
-        state = module.training_state
+        state = pl_module.training_state
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             step_plateau_schedulers(trainer, state.batches_seen, "validation")
             if state.rectangle_schedule is not None:
                 state.rectangle_schedule.held_out = state.held_out_ratios
-            state.note_validation(*validated_areas(trainer.callback_metrics), module.operating_point)
+            state.note_validation(*validated_areas(trainer.callback_metrics), pl_module.operating_point)
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
@@ -268,27 +260,24 @@ class StageCallback(Callback):
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
-        state: TrainingState = pl_module.training_state
-        state.restore_last_iterate()
+        pl_module.training_state.restore_last_iterate()
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        module: ScoringModel = pl_module
-        state = module.training_state
-        self._leave_result(trainer, module)
+        state = pl_module.training_state
+        self._leave_result(trainer, pl_module)
         if state.rectangle_schedule is not None:
-            names = None if module.trained_labels is None else module.trained_labels.names
-            state.rectangle_schedule.say_if_held(names, lambda: rectangle.score_next_batches(module, 16))
-        guards.say_which_weights(module)
+            names = None if pl_module.trained_labels is None else pl_module.trained_labels.names
+            state.rectangle_schedule.say_if_held(names, lambda: rectangle.score_next_batches(pl_module, 16))
+        guards.say_which_weights(pl_module)
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Restore a run that was over when it was saved, so that nothing was left to train."""
-        module: ScoringModel = pl_module
-        if module.training_state.phase is Phase.LOADED:
-            self._allocate(trainer, module)
-            saved_training.restore(module)
-            self._leave_result(trainer, module)
+        if pl_module.training_state.phase is Phase.LOADED:
+            self._allocate(trainer, pl_module)
+            saved_training.restore(pl_module)
+            self._leave_result(trainer, pl_module)
 
     def _leave_result(self, trainer: Trainer, module: ScoringModel) -> None:
         state = module.training_state
@@ -381,16 +370,12 @@ class FiniteGuard(Callback):
         True
     """
 
-    def __init__(self) -> None:
-        self._pending: deque[tuple[Tensor, Any, Tensor, Any]] = deque()
-        self._limit: Tensor | None = None
-        self._skipped = 0
-
     @override
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Forget an earlier run, which may have ended in an error."""
-        self._pending.clear()
-        self._limit, self._skipped = None, 0
+        self._pending: deque[tuple[Tensor, Any, Tensor, Any]] = deque()
+        self._limit: Tensor | None = None
+        self._skipped = 0
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -187,10 +187,8 @@ class BestWeights:
         if math.isnan(tpauc) or not (tpauc, auroc) > self.value:
             return
         self.value, self.step, self.operating_point = (tpauc, auroc), step, operating_point
-        if self.weights:
-            assign(self.weights, [t.detach() for t in self.tensors])
-        else:
-            self.weights = [t.detach().clone() for t in self.tensors]
+        self.weights.clear()  # before there are two copies
+        self.weights += [t.detach().clone() for t in self.tensors]
 
 
 def batch_norm_statistics(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
