@@ -210,9 +210,7 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         area = two_way_partial_auroc(scores, labels, *rectangle, **task, sample_weight=weights)
         self.best_validation_score_ = float(area)
         if self.best_validation_score_ == 0:
-            warn_on_rank_zero(
-                "TPAUC is 0: the ROC curve of the validating rows misses the rectangle. Ask for a larger."
-            )
+            warn_on_rank_zero("TPAUC is 0: the validating rows' ROC curve misses the rectangle. Ask for a larger one.")
         columns = [(scores, labels)] if outputs == 2 else list(zip(scores.T, labels.T, strict=True))
         self.calibration_ = [_calibration(*column) for column in columns]
         if outputs > 2:

@@ -317,9 +317,7 @@ def prepare_schedulers(trainer: Trainer) -> None:
         group.setdefault("initial_lr", float(group["lr"]))
     for config in _plateaus(trainer):
         if getattr(config.scheduler, "monitor", None) is None:
-            raise ArgumentError(
-                "In `configure_optimizers`, say what each ReduceLROnPlateau follows: `plateau.monitor = ...`."
-            )
+            raise ArgumentError("Say in `configure_optimizers` what a ReduceLROnPlateau follows: set its `monitor`.")
 
 
 def step_plateau_schedulers(

@@ -128,8 +128,7 @@ class StageCallback(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__
-        trainer.callbacks = in_order(callbacks)  # type: ignore[attr-defined]
+        trainer.callbacks = in_order(trainer.callbacks)  # type: ignore[attr-defined]  # set in Trainer.__init__
         destroy_group_at_exit()
         if stage != TrainerFn.FITTING:
             guards.require_agreement(lambda: guards.shared_settings(trainer, pl_module))
