@@ -118,7 +118,7 @@ class SMILESDataModule(GivenSplitDataModule):
         #: What was read, after ``setup``.
         self.molecules: GraphDataset | None = None
         check_choice(split, "split", ("scaffold", "random"))
-        if len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1.0) > 1e-6:
+        if min(fractions) < 0 or abs(sum(fractions) - 1.0) > 1e-6:
             raise ArgumentError(f"Expected `fractions` to be three numbers >= 0 with sum 1, but got {fractions!r}.")
 
     def prepare_data(self) -> None:

@@ -284,13 +284,6 @@ def test_negatives_beside_the_stream_are_refused():
         ready(Plain(), (POSITIVES, labels))
 
 
-def test_what_is_no_stream_is_refused():
-    with pytest.raises(
-        DataError, match=r"`negatives` to be a stream, but got a Tensor, .* one `train_dataset` with labels"
-    ):
-        ready(torch.randn(5, 3))
-
-
 class Always(IterableDataset):
     def __init__(self, item):
         self.item = item

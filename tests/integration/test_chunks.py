@@ -12,7 +12,7 @@ from torch import nn
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import AUCM, PAUCI, SONX, SOTA, STACO, CrossEntropy, FullBatch
 from lightning_tpauc.data.batch import PosNegBatch
-from lightning_tpauc.errors import ArgumentError, TPAUCAdvice, UnsupportedError
+from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from tests.helpers.problems import make_problem, make_trainer
 from tests.helpers.resuming import assert_same_end
 from tests.helpers.tolerances import assert_close
@@ -194,10 +194,8 @@ class WithSecondLoss(TPAUCModule):
         return scores.pos_scores.sum()
 
 
-def test_refused_and_said():
+def test_refused():
     with pytest.raises(ArgumentError, match="chunk_size"):
         TPAUCModule(nn.Linear(5, 1), chunk_size=0)
     with pytest.raises(UnsupportedError, match="auxiliary_loss"):
         fit(net(), STACO(0.6, 0.4), cls=WithSecondLoss, chunk_size=4)
-    with pytest.warns(TPAUCAdvice, match="chunks of 4 examples"):
-        fit(net(1, nn.BatchNorm1d(6)), STACO(0.6, 0.4), chunk_size=4)
