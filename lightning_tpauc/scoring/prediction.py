@@ -41,10 +41,10 @@ class PredictionWriter(Callback):
     The file takes the place of an earlier one when it is complete.
 
     Args:
-        path: the file; ``None`` is ``predictions.csv`` in the Trainer's log folder.
+        path: the file, which ends in ``.csv``; ``None`` is ``predictions.csv`` in the Trainer's log folder.
 
     Raises:
-        ArgumentError: if ``path`` is a folder, or lies in none.
+        ArgumentError: if ``path`` ends in something else, is a folder, or lies in none.
         UnsupportedError: if there are several data loaders, if it is unknown which examples a batch holds, or if
             ``predict_step`` does not return a dictionary with ``"score"``.
 
@@ -70,6 +70,8 @@ class PredictionWriter(Callback):
         self._given = path
         #: Where the file is, or will be.
         self.path = Path(path or "predictions.csv").expanduser()
+        if self.path.suffix.lower() != ".csv":
+            raise ArgumentError(f"Expected `path` to end in .csv, as the file is one of text, but got {str(path)!r}.")
         self._parts: list[dict[str, Tensor]] = []
         self._loader: Any = None
 

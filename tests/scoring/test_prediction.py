@@ -211,6 +211,9 @@ def test_a_folder_is_refused_before_anything_is_predicted(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ArgumentError, match=r"can't be written to `path`, '.*file/p.csv': .*(Not a dir|File exists)"):
         predict(module, make_data(x), tmp_path / "file" / "p.csv")
+    for name in ("p.parquet", "p.csv.gz", "p", str(tmp_path)):
+        with pytest.raises(ArgumentError, match=r"`path` to end in \.csv, .* but got"):
+            PredictionWriter(name)
 
 
 def test_a_full_disk_leaves_the_earlier_file_whole(tmp_path, monkeypatch):
