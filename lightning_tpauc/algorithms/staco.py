@@ -397,8 +397,7 @@ class STACO(PairwiseAlgorithm):
         self.beta = require_range("beta", beta, 0.0)
         self.beta_prime = require_range("beta_prime", beta_prime, 0.0)
         self.gamma = require_positive("gamma", gamma, "STACO1")
-        if duals is not None:
-            check_choice(duals, "duals", tuple(self.kinds_of_duals))
+        check_choice(duals, "duals", (*self.kinds_of_duals, None))
         check_choice(dual_init, "dual_init", ("exact", "ones", "zeros"))
         check_choice(stage_restart, "stage_restart", ("exact", "ones"))
         self.duals, self.dual_init, self.stage_restart = duals, dual_init, stage_restart

@@ -114,12 +114,7 @@ def rankable(scores: Tensor) -> Tensor:
     scores = scores.detach()
     if scores.is_floating_point():
         return scores if scores.dtype in (torch.float32, torch.float64) else scores.to(torch.float32)
-    whole = scores.to(torch.int64)
-    if scores.dtype == torch.uint64 and bool((whole < 0).any()):  # the largest would wrap and rank lowest
-        raise ArgumentError(
-            "Expected scores below 2^63, but got larger ones of torch.uint64. Convert them with `.double()`."
-        )
-    return whole
+    return scores.to(torch.int64)
 
 
 def check_rectangle(min_tpr: float, max_fpr: float) -> tuple[float, float]:

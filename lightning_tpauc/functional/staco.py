@@ -172,9 +172,8 @@ def _hardest(scores: Tensor, count: int, largest: bool) -> Tensor:
 def _selected(theta: float, n: int, bound: str, kind: str) -> int:
     count = floor_count(theta, n)
     if count < 1:
-        needed = ceil_count(1.0 / theta, 1)  # as many make theta n reach 1
         raise ArgumentError(
-            f"The rectangle with {bound} needs at least {needed} {kind} scores, but got {n}. "
+            f"The rectangle with {bound} needs at least {ceil_count(1.0 / theta, 1)} {kind} scores, but got {n}. "
             "Widen the rectangle, or evaluate on more examples."
         )
     return count

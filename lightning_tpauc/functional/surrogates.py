@@ -82,16 +82,13 @@ class Surrogate:
     power: PowerForm | tuple[PowerForm, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.power is not None and self.inverse is None:
-            raise ArgumentError(
-                f"Expected `inverse` of the surrogate {self.name!r}, because it has a `power` form, but got None."
-            )
         margins = [piece.margin for piece in self.pieces]
-        falling = self.monotone and margins == sorted(set(margins), reverse=True)
-        if isinstance(self.power, tuple) and (not margins or not falling or any(p.two_sided for p in self.power)):
+        falling = self.monotone and margins and margins == sorted(set(margins), reverse=True)
+        wrong = isinstance(self.power, tuple) and (not falling or any(piece.two_sided for piece in self.power))
+        if wrong or (self.power is not None and self.inverse is None):
             raise ArgumentError(
-                f"Expected the pieces of `power` of the surrogate {self.name!r} to be one-sided, with falling margins "
-                f"and a sum that is `monotone`, but got {self.power!r} with monotone={self.monotone!r}."
+                f"Expected `power` of the surrogate {self.name!r} with `inverse`, and several pieces to be one-sided, "
+                f"with falling margins and a sum that is `monotone`, but got {self!r}."
             )
 
     @property

@@ -309,7 +309,7 @@ CHOICES = "to be one of 'exact', 'ones', 'zeros', but got 'one'"
         (STACO, {"dual_init": "one"}, f"`dual_init` {CHOICES}"),
         (STACO, {"stage_restart": "zeros"}, "`stage_restart` to be one of 'exact', 'ones', but got 'zeros'"),
         (STACO, {"surrogate": "square"}, "`dual_init='exact'` needs a non-decreasing surrogate, but 'square'"),
-        (STACO, {"duals": "exact"}, "`duals` to be one of 'per_positive', 'tracked', but got 'exact'"),
+        (STACO, {"duals": "exact"}, "`duals` to be one of 'per_positive', 'tracked', None, but got 'exact'"),
         (STACO, {"duals": "tracked", "surrogate": "square"}, "`duals='tracked'` needs a non-decreasing surrogate"),
         *(
             (STACO, {"duals": "tracked", "gamma": 5.0, name: value}, f"`{name}={value!r}` is for .* Leave out `{name}`")

@@ -148,5 +148,5 @@ def test_what_can_not_be_registered(table, name, factory, message):
 
 def test_power_forms_that_sorting_can_not_sum(table):
     register_surrogate("right", lambda margin, scale: hinge_of(PowerForm(0.5, 1)))
-    with pytest.raises(ArgumentError, match="`inverse` of the surrogate 'mine'"):
+    with pytest.raises(ArgumentError, match="'mine' with `inverse`"):
         Surrogate("mine", torch.relu, torch.sign, power=PowerForm(0.0, 1))
