@@ -105,8 +105,21 @@ class SOTA(STACO):
         stage_restart: Literal["exact", "ones"] = "exact",
         share_negatives: bool = False,
     ) -> None:
-        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        super().__init__(**arguments)
+        super().__init__(
+            min_tpr,
+            max_fpr,
+            surrogate=surrogate,
+            margin=margin,
+            scale=scale,
+            step_units=step_units,
+            alpha=alpha,
+            beta=beta,
+            beta_prime=beta_prime,
+            gamma=gamma,
+            dual_init=dual_init,
+            stage_restart=stage_restart,
+            share_negatives=share_negatives,
+        )
         require_range("gamma", gamma, 0.0, open_low=True)
 
 
