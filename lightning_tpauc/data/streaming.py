@@ -51,6 +51,7 @@ class NegativeStream:
 
     Raises:
         ArgumentError: if an argument is out of range, or the data set yields batches.
+        DataError: if the data set can be indexed.
 
     Example:
         >>> class Counter(IterableDataset):
@@ -67,6 +68,11 @@ class NegativeStream:
         *,
         num_scored: int = 2**16,
     ) -> None:
+        if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset):
+            raise DataError(
+                f"Expected `negatives` to be a stream, but got a {type(dataset).__name__}, which can be indexed and "
+                "would be read in its order. Put positives and negatives into one `train_dataset` with labels."
+            )
         if isinstance(dataset, DataLoader) and dataset.batch_sampler is not None:
             raise ArgumentError(
                 "`negatives` is a DataLoader that yields batches, not examples. Make it with `batch_size=None`."

@@ -413,3 +413,9 @@ def test_a_generator_that_ends_is_refused_when_it_has_ended():
     assert reader.share(2, World(0, 1), 0, 0) == [1.0, 2.0]
     with pytest.raises(DataError, match=r"yields no example\. Check its source, and let `__iter__` begin anew"):
         reader.share(2, World(0, 1), 0, 1)
+
+
+@pytest.mark.parametrize("negatives", [torch.zeros(9, 2), TensorDataset(torch.zeros(9, 2)), [[0.0, 0.0]] * 9])
+def test_what_can_be_indexed_is_no_stream(negatives):
+    with pytest.raises(DataError, match=r"`negatives` to be a stream, but got a .*, which can be indexed"):
+        PosNegDataModule((torch.ones(4, 2), torch.ones(4)), negatives=negatives)
