@@ -21,6 +21,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, Algorithm, Task, TrainingScores, shrunk_rectangle
+from lightning_tpauc.data.batch import check_training_batch
 from lightning_tpauc.data.examples import listed
 from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
 from lightning_tpauc.data.streaming import ScoredStream, StreamedLoader
@@ -172,6 +173,7 @@ def score_training_set(module: ScoringModel) -> list[TrainingScores] | None:
     if not hasattr(datamodule, "scoring_dataloaders"):
         if module.algorithm.starts_from_batch:
             return None
+        _check_first_batch(module.trainer)
         raise ArgumentError(
             "The exact dual variables need the scores of the whole training set: train with a PosNegDataModule, or set "
             "`dual_init='zeros'` (and `stage_restart='ones'` in stages)."
@@ -208,6 +210,7 @@ def count_positives(trainer: Trainer, given: int | Sequence[int] | None, owner: 
     found: int | tuple[int, ...] | None = next((number for number in sources if number is not None), None)
     asked = tuple(given) if isinstance(given, Sequence) else given
     if asked is None and found is None:
+        _check_first_batch(trainer)
         raise ArgumentError(
             "The number of training positives is unknown: train with a PosNegDataModule, or pass `num_positives` "
             f"to {owner}."
@@ -217,6 +220,13 @@ def count_positives(trainer: Trainer, given: int | Sequence[int] | None, owner: 
     if asked not in (None, found):
         raise ArgumentError(f"`num_positives={asked}` of {owner} contradicts the data's {found}. Leave it out.")
     return found
+
+
+def _check_first_batch(trainer: Trainer) -> None:
+    """Raise :class:`ArgumentError` if the first batch is no training batch, which explains why its run fails."""
+    loader: Any = trainer.train_dataloader
+    for batch in islice(loader or (), 1):
+        check_training_batch(batch)
 
 
 # ---------------------------------------------------------------- the rectangle

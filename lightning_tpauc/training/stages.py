@@ -111,6 +111,7 @@ class StageCallback(Callback):
         self.every_n_epochs, self.every_n_steps, self.growth = every_n_epochs, every_n_steps, growth
         self.averaging, self.shrink_rectangle = averaging, shrink_rectangle
         self.keep_best, self.scores = keep_best, scores
+        self._batches_before = 0
 
     def stage_length(self, stage: int, steps_per_epoch: float) -> int:
         """Number of steps of a stage; override for another policy.

@@ -74,7 +74,7 @@ def test_steps_come_near_the_number_of_examples_and_end_with_a_validation(per_st
     assert found.steps * per_step == pytest.approx(256 * 1003, rel=0.01)
 
 
-@pytest.mark.filterwarnings("ignore:The training set has 12 positives")
+@pytest.mark.filterwarnings("ignore:A step has")
 @pytest.mark.parametrize(
     "algorithm", [STACO(), STACO(share_negatives=False), CrossEntropy(), CrossEntropy(balanced=True), FullBatch()]
 )

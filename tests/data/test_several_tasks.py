@@ -75,7 +75,7 @@ def test_validation_batches_have_the_labels_of_all_tasks():
 def test_a_task_without_a_class_is_named():
     y = Y.clone()
     y[y[:, 2] == 1, 2] = 0
-    with pytest.raises(DataError, match=r"no positive of '2' among the 240 training examples\. Leave out such columns"):
+    with pytest.raises(DataError, match=r"no positive of '2' among the 240 training examples\. Leave out such labels"):
         ready((X, y))
     with pytest.raises(DataError, match=r"Can't cut 2 parts, .*: 0 of 240 rows have positives of label 2"):
         ready((X, y), val_fraction=0.2)

@@ -418,4 +418,4 @@ def test_a_generator_that_ends_is_refused_when_it_has_ended():
 @pytest.mark.parametrize("negatives", [torch.zeros(9, 2), TensorDataset(torch.zeros(9, 2)), [[0.0, 0.0]] * 9])
 def test_what_can_be_indexed_is_no_stream(negatives):
     with pytest.raises(DataError, match=r"`negatives` to be a stream, but got a .*, which can be indexed"):
-        PosNegDataModule((torch.ones(4, 2), torch.ones(4)), negatives=negatives)
+        NegativeStream(negatives)
