@@ -264,16 +264,6 @@ def test_several_tasks_have_tracked_duals_unless_something_speaks_for_the_papers
             algorithm.load_state_dict(other.state_dict())
 
 
-def test_a_setup_that_fails_leaves_what_was_there():
-    algorithm = STACO()
-    algorithm.setup([4, 5])
-    for wrong in ([Task(3, weight=0.0), Task(4, weight=0.0)], [Task(3, min_tpr=1.0), Task(4)]):
-        with pytest.raises(ArgumentError):
-            algorithm.setup(wrong)
-        assert algorithm.task_sizes == (4, 5)
-        assert algorithm.thetas()[0].tolist() == [0.5, 0.5]
-
-
 class NoDouble(TorchDispatchMode):
     """Refuses float64, as a device that does not have it."""
 

@@ -75,17 +75,6 @@ def test_known_after_setup():
 
 
 @pytest.mark.parametrize(
-    ("explicit", "needs", "expected"),
-    [(None, True, 5), (None, False, 0), (2, True, 2), (2, False, 0), (0, True, 0), (2, None, 2)],
-)
-def test_dual_negatives_follow_the_algorithm(explicit, needs, expected):
-    datamodule = ready(num_dual_neg=explicit)
-    algorithm = SimpleNamespace(needs_dual_negatives=needs, sampling="pos_neg")
-    datamodule.trainer = SimpleNamespace(lightning_module=SimpleNamespace(algorithm=algorithm))
-    assert datamodule.batch_sampler().sizes.num_dual_neg == expected
-
-
-@pytest.mark.parametrize(
     ("sampling", "algorithms", "uniform"),
     [
         ("auto", "uniform", True),

@@ -7,7 +7,6 @@ import torch
 from lightning_tpauc.data import source_files as files
 from lightning_tpauc.data.libsvm import LIBSVMDataModule
 from lightning_tpauc.errors import DataError
-from tests.helpers.paths import SHARED_DATA
 from tests.helpers.tolerances import assert_close
 
 RNG = np.random.default_rng(0)
@@ -139,14 +138,3 @@ def test_downloads_what_is_missing(root, tmp_path, monkeypatch):
     datamodule.setup()
     assert (datamodule.num_positives, datamodule.num_negatives) == (13, 37)
     assert len(inputs_of(datamodule.test_dataloader())) == 50
-
-
-def test_ijcnn1(tmp_path):
-    root = SHARED_DATA / "ijcnn1"
-    if not root.is_dir():
-        pytest.skip(f"needs the LIBSVM files of ijcnn1 in {root}")
-    datamodule = ready(str(root), "ijcnn1.bz2", "ijcnn1.t.bz2", cache_dir=str(tmp_path))
-    assert (datamodule.num_positives, datamodule.num_negatives) == (4853, 49_990 - 4853)
-    targets = torch.cat([batch.target for batch in datamodule.test_dataloader()])
-    assert (int(targets.sum()), len(targets)) == (8712, 91_701)
-    assert next(iter(datamodule.train_dataloader())).inputs.shape == (10, 22)

@@ -73,20 +73,6 @@ def test_an_epoch_is_a_pass_over_the_larger_class_in_steps(sizes, world, expecte
         assert len(make(sizes=sizes)) == expected
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_ranks_take_disjoint_slices_of_the_global_batch(size):
-    sampler = make(sizes=(5, 7, 3))
-    whole = make(sizes=(5 * size, 7 * size, 3 * size))
-    ranks = [plans_of(sampler, rank, size) for rank in range(size)]
-    for step, reference in enumerate(whole.plans(0, 30)):
-        parts = [cut(plans[step]) for plans in ranks]
-        joined = [np.concatenate([part[k] for part in parts]) for k in range(3)]
-        assert all(np.array_equal(a, b) for a, b in zip(joined, cut(reference), strict=True))
-        assert np.array_equal(np.concatenate([plans[step].index for plans in ranks]), reference.index)
-        shares = {plans[step].shares for plans in ranks}
-        assert shares == {((5, 7, 3),) * size}
-
-
 def test_memory_beside_the_index_does_not_grow():
     training = training_of(np.arange(10**7 + 1000) < 10**7)
     tracemalloc.start()

@@ -142,23 +142,3 @@ def test_unchecked_nan_gives_nan_and_a_warning():
 def test_arguments_out_of_range(argument, value, message):
     with pytest.raises(ArgumentError, match=message):
         bootstrap_interval(*normal_scores(3, 3, seed=0), **{argument: value})
-
-
-@pytest.mark.slow
-def test_an_interval_of_patients_holds_the_population_where_one_of_rows_does_not():
-    """Eight rows of each of 120 patients, which share most of their score; patients are ill with all their rows."""
-    truth = normal_tpauc(shift=1.5, min_tpr=0.5, max_fpr=0.5)
-    ill, who = torch.arange(120) % 2, torch.arange(120).repeat_interleave(8)
-    covered = {"patients": 0, "rows": 0}
-    for seed in range(100):
-        generator = torch.Generator().manual_seed(seed)
-        own, noise = torch.randn(120, 1, generator=generator), torch.randn(120, 8, generator=generator)
-        scores = (1.5 * ill[:, None] + 0.8**0.5 * own + 0.2**0.5 * noise).reshape(-1)
-        for unit, groups in (("patients", who), ("rows", None)):
-            _, low, high = bootstrap_interval(
-                scores, ill[who], 0.5, 0.5, num_resamples=100, seed=seed, groups=groups, validate_args=False
-            )
-            covered[unit] += bool(low <= truth <= high)
-    # 95 are expected; the standard deviation of a binomial count is 2.2
-    assert 89 <= covered["patients"] <= 100
-    assert covered["rows"] < 70

@@ -97,19 +97,6 @@ def test_square_is_refused_with_a_remedy():
         exact_duals(torch.zeros(3), torch.zeros(3), surrogate="square")
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", MONOTONE)
-@tied
-def test_cuda_gives_the_same(name, ties):
-    pos, neg = draw(300, 2000, ties=ties)
-    expected = exact_duals(pos, neg, 0.37, 0.61, surrogate=name, **MARGIN)
-    for actual, value in zip(
-        exact_duals(pos.cuda(), neg.cuda(), 0.37, 0.61, surrogate=name, **MARGIN), expected, strict=True
-    ):
-        assert_close(actual.cpu(), value)
-
-
 @pytest.mark.parametrize("name", MONOTONE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rounding_does_not_decide_which_pairs_are_active_at_exact_thresholds(name, dtype):

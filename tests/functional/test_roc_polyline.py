@@ -11,8 +11,6 @@ from lightning_tpauc.functional.roc import (
 from tests.helpers.tolerances import assert_close
 from tests.reference.tpauc import roc_vertices
 
-RECTANGLES = [(0.5, 0.5), (0.0, 1.0), (0.0, 0.3), (0.6, 1.0), (0.25, 0.75), (0.97, 0.02), (1 / 3, 2 / 7)]
-
 
 def scored(num_levels, size=120, seed=0):
     generator = torch.Generator().manual_seed(seed)

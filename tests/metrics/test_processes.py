@@ -11,8 +11,6 @@ from tests.helpers.ddp import run_distributed
 
 pytestmark = pytest.mark.ddp
 
-THRESHOLDS = [-1.0, 0.0, 0.5, 1.0, 2.0]
-
 
 def scored(size=60, dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
