@@ -40,9 +40,6 @@ ONLY = {
 
 LIGHTNING = {"lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning"}
 WITHOUT_LIGHTNING = {"algorithms", "errors", "extras", "functional", "models"}
-#: Import names of the optional dependencies.
-EXTRAS = {"matplotlib", "medmnist", "ogb", "rdkit", "torch_geometric", "torchvision"}
-
 MODULES = sorted((ROOT / PACKAGE).rglob("*.py"))
 FOLDERS = {"", "algorithms", "comparison", "data", "functional", "metrics", "models"}
 

@@ -1,13 +1,10 @@
 """The LightningModule against the paper's loop, a plain torch loop, and its own promises."""
 
-import csv
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
@@ -215,19 +212,6 @@ def test_other_rectangles_and_the_objective_are_logged():
     bounded = {name for name in reported if name.endswith("_at_threshold")}
     expected = reported | {f"{name}_{side}" for name in bounded for side in ("lower", "upper")}
     assert set(results) == {f"test/{name}" for name in expected}
-
-
-@pytest.mark.parametrize("every", [1, 3, 100])
-def test_loggers_get_the_loss_of_every_nth_step(tmp_path, every):
-    batches, _ = make_batches(8)
-    recorder, logger = Recorder(), CSVLogger(tmp_path)
-    trainer = make_trainer(callbacks=[recorder], logger=logger, log_every_n_steps=every, max_epochs=2)
-    trainer.fit(make_module(staco(), sgd(0.02)), loader(batches))
-    with Path(logger.log_dir, "metrics.csv").open() as file:
-        logged = {int(row["step"]): float(row["train/loss"]) for row in csv.DictReader(file) if row.get("train/loss")}
-    assert sorted(logged) == list(range(every - 1, 16, every))
-    assert_close(list(logged.values()), [recorder.losses[step] for step in logged], "float32")
-    assert_close(trainer.callback_metrics["train/loss"], recorder.losses[-1])
 
 
 def test_nothing_to_train_or_to_score():

@@ -220,14 +220,6 @@ def test_a_network_that_was_made_is_where_all_methods_start_and_stays_as_it_is(t
     assert torch.equal(net.weight, before)
 
 
-def test_seeds_draw_other_weights_and_batches(tmp_path):
-    data = problem(seed=7)
-    report = run(tmp_path / "made", datamodule=data, seeds=2)
-    assert data.seed == 7
-    assert not torch.equal(*(scored.scores for scored in report.results.runs["STACO"]))
-    assert "All seeds start from the same weights" not in report.text
-
-
 def test_seeds_of_a_trained_network_differ_by_their_batches(tmp_path):
     report = run(tmp_path, model=model(), seeds=2)
     assert not torch.equal(*(scored.scores for scored in report.results.runs["STACO"]))
@@ -433,9 +425,6 @@ def test_another_source_of_a_network_is_trained_anew(tmp_path, trained):
         run(tmp_path, model=lambda made=nets.Net: made(3, 1))
     del sys.modules["nets"]
     assert len(trained) == 4
-
-
-RATE = 0.1
 
 
 # ---------------------------------------------------------------- side by side

@@ -15,7 +15,7 @@ from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.functional import two_way_partial_auroc
-from lightning_tpauc.scoring.labels import inputs_and_target, inputs_to_predict
+from lightning_tpauc.scoring.labels import inputs_and_target
 from tests.helpers.problems import make_problem, make_trainer
 from tests.helpers.tolerances import assert_close
 
@@ -130,20 +130,6 @@ X, ONES, Y = torch.zeros(2, DIM), torch.ones(2, DIM), torch.tensor([0, 1])
 def test_batches_of_another_kind(batch, words):
     with pytest.raises(ArgumentError, match=re.escape(words)):
         inputs_and_target(batch)
-
-
-def test_batches_of_more_entries_than_the_model_was_trained_on():
-    for known in ("tensor", ["tensor"] * 3):
-        with pytest.raises(ArgumentError, match="3 entries, and the model was trained on inputs"):
-            inputs_and_target((X, X, Y), known)
-        with pytest.raises(ArgumentError, match=r"several inputs as a tuple of their own: `\(\(a, b\), target\)`"):
-            inputs_to_predict((X, X, Y, Y), "tensor")
-    inputs, target = inputs_and_target((X, ONES, Y), ["tensor", "tensor"])
-    assert inputs[0] is X
-    assert inputs[1] is ONES
-    assert torch.equal(target, Y)
-    with pytest.raises(ArgumentError, match="2 entries, and the model was trained on inputs"):  # there is no label
-        inputs_and_target((X, Y), ["tensor", "tensor"])
 
 
 class TwoInputs(nn.Module):

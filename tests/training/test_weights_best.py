@@ -80,18 +80,6 @@ def test_training_itself_is_the_same_without(algorithm):
     assert all(torch.equal(p, w) for p, w in zip(module.parameters(), left.seen[-1][1], strict=True))
 
 
-class SaveAfter(Callback):
-    """Saves after the n-th validation."""
-
-    def __init__(self, number, path):
-        self.left, self.path = number, path
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        self.left -= 1
-        if self.left == 0:
-            trainer.save_checkpoint(self.path)
-
-
 def test_a_run_without_validation_says_what_is_missing(caplog):
     x, y = noisy_labels(200, 3, 1.0)
     for data, is_missing in [
