@@ -17,14 +17,14 @@ from typing_extensions import override
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, shrunk_rectangle
 from lightning_tpauc.data.labels import check_loader
 from lightning_tpauc.distributed import gather_objects
-from lightning_tpauc.errors import warn_on_rank_zero
+from lightning_tpauc.errors import TPAUCAdvice, warn_on_rank_zero
 from lightning_tpauc.functional.roc import split_classes
 from lightning_tpauc.functional.staco import objective_ratios
 from lightning_tpauc.functional.surrogates import get_surrogate
 from lightning_tpauc.lightning_fixes.unsupported import log_replicated
 from lightning_tpauc.metrics import TwoWayPartialAUROC
 from lightning_tpauc.metrics.reporting import IGNORED, Scored, better_mode, validated_areas
-from lightning_tpauc.scoring.forward import ScoringModel
+from lightning_tpauc.scoring.forward import ScoringModel, wants_raw_scores
 from lightning_tpauc.scoring.labels import inputs_and_target, known_layout, labels_to_evaluate, rectangles_of
 
 Stage = Literal["val", "test"]
@@ -121,11 +121,25 @@ class Evaluation(Callback):
                 log_replicated(pl_module, name, value, prog_bar=name == f"{stage}/tpauc{collected.suffix}")
             warn_of_areas(pl_module, stage, found, collected.suffix, self._said)
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            self._look_at_range(pl_module, pl_module._collected[0].scored.raw)
             pl_module.training_state.held_out_ratios = _held_out_ratios(pl_module, pl_module._collected[0].scored)
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         pl_module._collected = []
+
+    def _look_at_range(self, module: ScoringModel, raw: Tensor) -> None:
+        """Warn of scores that a sigmoid seems to have made, where the graph did not show one."""
+        if not module._is_squashed and raw.numel() and wants_raw_scores(module.algorithm, module.score_activation):
+            low, high = map(float, raw.aminmax())
+            # a narrower range may be that of raw scores in a training's first steps
+            if 0.0 <= low <= high - 0.5 <= 0.5 and ("range", "") not in self._said:
+                self._said.add(("range", ""))
+                warn_on_rank_zero(
+                    f"All scores of the validation lie in [0, 1], from {low:.3g} to {high:.3g}: leave a sigmoid out of "
+                    f"the model, since {type(module.algorithm).__name__} is made for raw scores.",
+                    category=TPAUCAdvice,
+                )
 
     on_test_epoch_start, on_test_batch_start = on_validation_epoch_start, on_validation_batch_start
     on_test_epoch_end, on_test_end = on_validation_epoch_end, on_validation_end

@@ -82,6 +82,11 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
             child.training = training
 
 
+def wants_raw_scores(algorithm: Algorithm, activation: str) -> bool:
+    """Whether scores that went through a sigmoid already would train worse."""
+    return algorithm.takes_logits or activation == "sigmoid" or getattr(algorithm, "margin", 0.0) is None
+
+
 def in_known_order(inputs: Any, known: Any) -> Any:
     """Inputs that are a mapping, with the keys in the order that the model knows: it may go through their values."""
     if not isinstance(inputs, dict) or not isinstance(known, Mapping) or inputs.keys() != set(known.get("keys", ())):

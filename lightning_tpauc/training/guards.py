@@ -15,7 +15,7 @@ from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.data.examples import names_in
 from lightning_tpauc.distributed import gather_objects, whole, world_size
 from lightning_tpauc.errors import ArgumentError, TPAUCAdvice, warn_on_rank_zero
-from lightning_tpauc.scoring.forward import ScoringModel
+from lightning_tpauc.scoring.forward import ScoringModel, wants_raw_scores
 
 # ---------------------------------------------------------------- advice before the first step
 
@@ -209,7 +209,7 @@ def warn_of_activation(scores: Tensor, algorithm: Algorithm, activation: Literal
     """Warn of a sigmoid too many or too few, which would change the training; return whether the scores have one."""
     name, squashed = type(algorithm).__name__, is_squashed(scores)
     if squashed:
-        if algorithm.takes_logits or activation == "sigmoid" or getattr(algorithm, "margin", 0.0) is None:
+        if wants_raw_scores(algorithm, activation):
             warn_on_rank_zero(
                 f"The model ends in a sigmoid or softmax, but {name} is made for raw scores. Leave it out of the "
                 "model; `score_activation='sigmoid'` is for the methods that want one."

@@ -1,5 +1,6 @@
 """Inputs of many kinds reach the model as its ``forward`` takes them; outputs of many kinds become one score each."""
 
+import warnings
 from collections import UserDict, namedtuple
 from types import SimpleNamespace
 
@@ -316,6 +317,18 @@ def test_large_scores_keep_their_ranks_beside_the_objective():
     logged = make_trainer(precision="32-true").validate(module, PosNegDataModule(val_dataset=(x, y)), verbose=False)[0]
     assert logged["val/tpauc"] == pytest.approx(float(two_way_partial_auroc(x[:, 0], y)), abs=1e-3)
     assert logged["val/objective"] == pytest.approx(0.25)  # m + 0, the margin of sigmoids
+
+
+@pytest.mark.parametrize(("method", "said"), [(STACO, True), (lambda: STACO(margin=0.25), False), (PAUCI, False)])
+@pytest.mark.filterwarnings("ignore:PAUCI is made for")
+def test_a_sigmoid_that_the_graph_does_not_show_is_named_after_a_validation(method, said):
+    x, y = problem()
+    module = module_for(Ends(lambda x: (10.0 * x[:, 0]).sigmoid().clamp(0.0, 1.0)), method)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make_trainer(precision="32-true", max_epochs=2).fit(module, PosNegDataModule((x, y), (x, y)))
+    found = [w for w in caught if "leave a sigmoid out of the model" in str(w.message)]
+    assert len(found) == said
 
 
 # ---------------------------------------------------------------- loading and batches
