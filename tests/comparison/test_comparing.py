@@ -386,7 +386,6 @@ def sgd(lr):
 NOISE = torch.randn(120, 3, generator=torch.Generator().manual_seed(9))
 OTHERS = {
     "features of training": [{"datamodule": problem()}, {"datamodule": problem(train_dataset=(NOISE, part(0)[1]))}],
-    "one number of validation": [{"datamodule": problem()}, {"datamodule": problem(val_dataset=changed(*part(1)))}],
     "one number of the test": [{"datamodule": problem()}, {"datamodule": problem(test_dataset=changed(*part(2)))}],
     "weights of examples": [
         {"datamodule": problem(sample_weight=weight)} for weight in (torch.ones(120), torch.ones(120) + part(0)[1])
