@@ -137,6 +137,7 @@ class TPAUCLoss(nn.Module):
                 return scores[:, :0].sum()
             algorithm.tightness = self.tightness.item()
             loss = algorithm.step(pos, neg, neg, torch.zeros_like(pos, dtype=torch.int64))
+            loss = loss.clone()  # a view of its own function could not be divided in place, as some loops do
         else:
             tightness, low, high = self.tightness.to(widest_float(scores.device)), algorithm.min_tpr, algorithm.max_fpr
             thetas = torch.stack([1.0 - tightness * low, 1.0 - tightness * (1.0 - high)])

