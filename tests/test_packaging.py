@@ -16,7 +16,10 @@ import lightning_tpauc
 from lightning_tpauc import models
 from lightning_tpauc.errors import MissingExtraError
 from tests.helpers.paths import ROOT
-from tests.test_layering import EXTRAS, MODULES, dotted, imports, parse
+from tests.test_layering import MODULES, dotted, imports, parse
+
+#: Import names of the optional dependencies.
+EXTRAS = {"matplotlib", "medmnist", "ogb", "rdkit", "torch_geometric", "torchvision"}
 
 #: What `pip install lightning-tpauc` brings along.
 CORE = {
