@@ -87,6 +87,7 @@ USED = {
 NO_SECRET = {"_asdict", "_exit", "_fields", "_replace"}
 OURS = {
     "_collected",
+    "_is_squashed",
     "_num_labels",
     "_reported",
     "_score_dtype",
