@@ -29,9 +29,12 @@ class Fail(Callback):
             return
         if trainer.global_rank != self.rank:
             if self.others == "stuck":  # as in a collective of a backend that does not notice
-                Path("stuck").write_text(str(os.getpid()))
+                Path("here").write_text(str(os.getpid()))
+                Path("here").rename("stuck")
                 time.sleep(600)
             return
+        while self.others == "stuck" and not Path("stuck").exists():  # the other one is to be found by its number
+            time.sleep(0.05)
         if self.how == "exception":
             msg = f"rank {self.rank} is broken on purpose"
             raise ValueError(msg)
