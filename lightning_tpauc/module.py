@@ -323,9 +323,9 @@ class TPAUCModule(ScoringModel):
         self.training_state.commit_step(loss, None)
         return joint
 
-    def _scores_in_chunks(self, batch: PosNegBatch) -> Tensor:
-        """Scores of this rank's batch without a graph."""
-        parts = [self.algorithm_scores(inputs) for inputs in batch.chunks(self.chunk_size)]
+    def _scores_in_chunks(self, chunks: list[Any]) -> Tensor:
+        """Scores of this rank's batch, in its order, without a graph."""
+        parts = [self.algorithm_scores(inputs) for inputs in chunks]
         scores = torch.cat([torch.empty_like(part) for part in parts])
         for k, part in enumerate(parts):
             scores[k :: len(parts)] = part
@@ -348,7 +348,7 @@ class TPAUCModule(ScoringModel):
             return joint, loss
         buffers = [b.clone() for b in self.buffers()]
         with torch.no_grad(), fork_rng([self.device] if self.device.type == "cuda" else []):
-            scores = self._scores_in_chunks(batch)
+            scores = self._scores_in_chunks(chunks)
         assign(self.buffers(), buffers)
         torch.clear_autocast_cache()  # of weights that were cast without a graph
         joint = self._gathered(batch, scores.requires_grad_())
@@ -389,7 +389,7 @@ class TPAUCModule(ScoringModel):
             if isinstance(algorithm, RecursiveAlgorithm):
                 joint, _ = self._backward(batch, loss_of)
             else:
-                joint = self._gathered(batch, self._scores_in_chunks(batch))
+                joint = self._gathered(batch, self._scores_in_chunks(batch.chunks(self.chunk_size)))
         return PreviousScores(joint.pos_scores.detach(), joint.neg_scores.detach())
 
     def auxiliary_loss(self, batch: PosNegBatch, scores: GatheredScores) -> Tensor | None:

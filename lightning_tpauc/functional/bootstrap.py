@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_tpauc.functional.checks import as_groups, as_tensor, check_count, check_rectangle, eager, require_range
-from lightning_tpauc.functional.roc import exact_area, ranked_classes, split_classes
+from lightning_tpauc.functional.checks import as_groups, check_count, check_rectangle, eager, require_range
+from lightning_tpauc.functional.roc import exact_area, ranked_classes, split_groups
 
 
 class BootstrapInterval(NamedTuple):
@@ -100,8 +100,7 @@ def bootstrap_interval(
             order = order[key[order].argsort(stable=True)]
         scores = [own[order] for own in scores]
     else:
-        labels = as_tensor(target, "target").cpu()
-        codes = as_groups(torch.cat(split_classes(as_groups(groups, labels.numel()), labels)))
+        codes = as_groups(torch.cat(split_groups(groups, target)))
 
     def value(rows: Tensor) -> float:
         positive = rows < num_pos

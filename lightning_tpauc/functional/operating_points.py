@@ -20,6 +20,7 @@ have heavier tails than counts by a factor of e at most (Bentkus, *On Hoeffding'
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -28,7 +29,14 @@ from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError, TooFewExamplesError, warn_on_rank_zero
 from lightning_tpauc.functional import checks
-from lightning_tpauc.functional.roc import count_by_score, ranked_classes, roc_steps, split_classes, split_weights
+from lightning_tpauc.functional.roc import (
+    count_by_score,
+    ranked_classes,
+    roc_steps,
+    split_classes,
+    split_groups,
+    split_weights,
+)
 
 Criterion = Literal["youden", "f1", "min_cost", "max_sensitivity", "max_specificity"]
 CRITERIA: tuple[Criterion, ...] = ("youden", "f1", "min_cost", "max_sensitivity", "max_specificity")
@@ -165,6 +173,12 @@ class Decisions(NamedTuple):
         total = self.num_pos + self.num_neg
         return (self.tp + self.fp) / total if total else math.nan
 
+    @property
+    def shares(self) -> dict[str, tuple[float, float]]:
+        """Sensitivity, specificity and precision by name: the count of which of how many each of them is the share."""
+        right = {"sensitivity": (self.tp, self.num_pos), "specificity": (self.num_neg - self.fp, self.num_neg)}
+        return {**right, "precision": (self.tp, self.tp + self.fp)}
+
     def lies_in(self, min_tpr: float, max_fpr: float) -> bool:
         """Whether the point lies in the rectangle, its borders included."""
         enough = self.tp >= (min_tpr - _ROUNDING) * self.num_pos
@@ -270,7 +284,8 @@ def decision_threshold(
     # in float64, which tells the threshold from its neighbours in float32
     pos, neg = (scores.cpu().double() for scores in classes)
     weights = split_weights(sample_weight, target)
-    values, tp, fp, num_pos, num_neg = _candidates(pos, neg, weights)
+    values, *counted = _candidates(pos, neg, weights)
+    tp, fp, num_pos, num_neg = counted
     # by how much of a rate each demand is broken; at most 0 where it is met
     called, away = tp + fp, {"min_tpr": min_tpr - tp / num_pos, "max_fpr": fp / num_neg - max_fpr}
     if min_precision is not None:
@@ -280,7 +295,10 @@ def decision_threshold(
     met = {name: shortfall <= _ROUNDING for name, shortfall in away.items()}
     safe = {}
     if confidence is not None:
-        safe = _safe(min_tpr, max_fpr, confidence, (pos, neg), weights, _group_shares(groups, target))
+        shares = _group_shares(groups, target)
+        if weights is not None or shares is not None:
+            _, *counted = _candidates(pos, neg, shares)
+        safe = _safe(min_tpr, max_fpr, confidence, counted, weights, shares)
     # Of thresholds that keep to `max_fpr` the one that finds most meets `min_tpr` if any does, and the other way round.
     open_one = {"max_sensitivity": "min_tpr", "max_specificity": "max_fpr"}.get(criterion)
     distance = torch.stack([shortfall.clamp(min=0) for shortfall in away.values()]).norm(dim=0)
@@ -326,14 +344,14 @@ def _safe(
     min_tpr: float,
     max_fpr: float,
     confidence: float,
-    classes: tuple[Tensor, Tensor],
+    counted: Sequence[Tensor],
     weights: tuple[Tensor, Tensor] | None,
     shares: tuple[Tensor, Tensor] | None,
 ) -> dict[str, Tensor]:
     """Which candidates meet a demand with so much room that it holds for new examples, by the names of the demands."""
     if weights is not None and any(bool((own != own[0]).any()) for own in weights):
         raise ArgumentError("A guarantee needs equal `sample_weight` within a class: pass `confidence=None`.")
-    _, tp, fp, num_pos, num_neg = _candidates(*classes, shares)
+    tp, fp, num_pos, num_neg = counted
     grouped = shares is not None and any(bool((own < 1).any()) for own in shares)
     asked = [
         ("max_fpr", "FPR <=", max_fpr, fp, num_neg, "negatives"),
@@ -363,9 +381,7 @@ def _group_shares(groups: Any, target: Any) -> tuple[Tensor, Tensor] | None:
     """What each positive, and each negative, is of those of its group."""
     if groups is None:
         return None
-    labels = checks.as_tensor(target, "target").cpu()
-    codes = split_classes(checks.as_groups(groups, labels.numel()), labels)
-    pos, neg = (1 / own.bincount().double()[own] for own in codes)
+    pos, neg = (1 / own.bincount().double()[own] for own in split_groups(groups, target))
     return pos, neg
 
 

@@ -252,6 +252,12 @@ def split_weights(sample_weight: Any, target: Any) -> tuple[Tensor, Tensor] | No
     return None if weights is None else split_classes(weights, labels)
 
 
+def split_groups(groups: Any, target: Any) -> tuple[Tensor, Tensor]:
+    """The number of the group of each positive and of each negative, from 0 on."""
+    labels = checks.as_tensor(target, "target").cpu()
+    return split_classes(checks.as_groups(groups, labels.numel()), labels)
+
+
 def has_nan(scores: Tensor) -> bool:
     """Whether a score is nan, in one pass without a mask: the largest is nan then."""
     return scores.is_floating_point() and scores.numel() > 0 and bool(scores.amax().isnan())

@@ -188,12 +188,10 @@ def _rightly_classified(scored: Scored, thresholds: Sequence[float | None]) -> T
 
 def _decided(own: Scored, threshold: float, *, intervals: bool) -> dict[str, Tensor]:
     """What a threshold does; a share of nothing is left out."""
-    _, tp, fp, num_pos, num_neg, _ = count_decisions(own.raw, own.target, threshold)
-    shares = {"sensitivity": (tp, num_pos), "specificity": (num_neg - fp, num_neg), "precision": (tp, tp + fp)}
     called, known = own.raw >= threshold, own.target >= 0
     rows = {"sensitivity": own.target == 1, "specificity": own.target == 0, "precision": called & known}
     values = {"threshold": threshold}
-    for name, (count, total) in shares.items():
+    for name, (count, total) in count_decisions(own.raw, own.target, threshold).shares.items():
         if total:
             values[f"{name}_at_threshold"] = count / total
         if total and intervals:

@@ -230,10 +230,8 @@ precision 0.882 (0.725 to 0.967), with exact 95% intervals.
 
 def _described(found: Decisions, point: OperatingPoint) -> str:
     """Rates, with intervals where examples are independent."""
-    _, tp, fp, num_pos, num_neg, _ = found
-    shares = {"sensitivity": (tp, num_pos), "specificity": (num_neg - fp, num_neg), "precision": (tp, tp + fp)}
     texts = []
-    for name, (count, total) in shares.items():
+    for name, (count, total) in found.shares.items():
         low, high = exact_interval(count, total)
         interval = "" if point.grouped else f" ({low:.3f} to {high:.3f})"
         texts.append(f"{name} {count / total:.3f}{interval}" if total else f"no {name}")
@@ -368,8 +366,8 @@ class DecisionThreshold(Callback):
                     chosen = choose(**asked, confidence=self.confidence, groups=own.groups) or plain
                 except TooFewExamplesError as error:
                     too_few = str(error)
-        (min_tpr, max_fpr), nearest = rectangle, choose("youden")
-        if nearest is not None and not plain.lies_in(min_tpr, max_fpr):
+        min_tpr, max_fpr = rectangle
+        if not plain.lies_in(min_tpr, max_fpr) and (nearest := choose("youden")) is not None:
             missed_by = math.hypot(max(0, min_tpr - nearest.sensitivity), max(0, 1 - nearest.specificity - max_fpr))
         if self.calibration is not None:
             try:
