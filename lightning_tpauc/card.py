@@ -17,7 +17,7 @@ def model_card(
     title: str = "Model card",
     use: str = "To be written: what the model is made for, and what it is not made for.",
 ) -> str:
-    """A model card in Markdown, to be completed by hand and published beside the weights.
+    """A model card in Markdown, to complete by hand and publish beside the weights.
 
     Args:
         module: a trained module.
@@ -27,7 +27,7 @@ def model_card(
         use: what the model is made for.
 
     Returns:
-        The text. Of the threshold it says what ``print(module.operating_point)`` says.
+        The text. On the threshold it says what ``print(module.operating_point)`` says.
 
     Example:
         >>> import torch

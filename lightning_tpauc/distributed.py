@@ -34,9 +34,10 @@ Shares = tuple[tuple[int, int, int], ...]
 
 
 class GatheredScores(NamedTuple):
-    """Scores of one global batch, identical on every rank, in the order of an algorithm's arguments.
+    """Scores of one global batch, the same on every rank: what an ``auxiliary_loss`` gets.
 
-    With several tasks all have a leading dimension of tasks, and ``masks`` say which count.
+    ``pos_scores`` ``(S,)``, ``neg_scores`` and ``dual_neg_scores`` have gradients, and ``index`` says which positives
+    these are. With several tasks all have a leading dimension of tasks, and ``masks`` say which scores count.
     """
 
     pos_scores: Tensor

@@ -22,7 +22,7 @@ class ArgumentError(TPAUCError, ValueError):
 
 
 class TooFewExamplesError(ArgumentError):
-    """There are too few examples for the confidence that was asked for; the message says what they allow."""
+    """There are too few examples for ``confidence``; the message says what they allow."""
 
 
 class DataError(TPAUCError, ValueError):
@@ -50,11 +50,11 @@ class MissingExtraError(TPAUCError, ImportError):
 
 
 class TPAUCWarning(UserWarning):
-    """Something was adjusted, once, and says so."""
+    """Something was adjusted or looks wrong; training goes on."""
 
 
 class TPAUCAdvice(UserWarning):
-    """A run does not get where it should, and what would help."""
+    """A run falls short of what was asked for; the message says what would help."""
 
 
 def warn_on_rank_zero(message: str, category: type[Warning] = TPAUCWarning) -> None:

@@ -60,13 +60,13 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
     ``calibration_fraction`` takes other rows, and so do scikit-learn's ``TunedThresholdClassifierCV`` and
     ``CalibratedClassifierCV``.
 
-    Of more than two classes each is ranked against all others, by an output of its own.
+    With more than two classes, the model has an output for each class, which ranks it against all others.
 
     Args:
         min_tpr: lower bound of the true positive rate, in [0, 1).
         max_fpr: upper bound of the false positive rate, in (0, 1].
         backbone: what scores rows: a module that maps floats ``(N, n_features)`` to ``(N,)`` or ``(N, 1)``, or to
-            ``(N, n_classes)`` of more than two classes, and that is copied; or what makes one, called as
+            ``(N, n_classes)`` for more than two classes, and that is copied; or what makes one, called as
             ``backbone(n_features)``, or ``backbone(n_features, num_labels=n_classes)``, such as
             :class:`~lightning_tpauc.models.Linear`. ``None``: :class:`~lightning_tpauc.models.MLP` with two hidden
             layers of 64 units.
@@ -74,14 +74,14 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
             :class:`~lightning_tpauc.algorithms.STACO`.
         optimizer: maps parameters to a :class:`torch.optim.Optimizer`. ``None``: :class:`~lightning_tpauc.DampedAdam`.
         criterion: which threshold decides between two classes, see
-            :func:`~lightning_tpauc.functional.decision_threshold`. ``None``: that of probability 1/2 where its rates on
-            the validating rows lie in the rectangle, and elsewhere ``"youden"``.
+            :func:`~lightning_tpauc.functional.decision_threshold`. ``None``: the score of probability 1/2 if its rates
+            on the validating rows lie in the rectangle, else ``"youden"``.
         max_steps: steps of training, of 256 rows.
         validation_fraction: share of the rows that validate, in (0, 1).
         calibration_fraction: share of the rows that neither train nor validate and give the threshold and the
             probabilities, in (0, 1). ``None``: those that validate give them.
-        random_state: seed or ``numpy.random.RandomState``; fits with the same seed are equal, whatever the order of the
-            rows is. The global random numbers are neither used nor changed.
+        random_state: seed or ``numpy.random.RandomState``. Fits with the same seed are equal, also if the rows come in
+            another order. The global random numbers are neither used nor changed.
         trainer: further arguments of Lightning's Trainer, such as ``{"accelerator": "gpu", "precision": 32}``. Without
             ``precision`` the weights are float64.
 
@@ -91,9 +91,9 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         feature_names_in_: names of the columns, where a table was fitted whose names are text.
         model_: the trained backbone, for standardised inputs in float64.
         scaler_: the fitted ``StandardScaler``.
-        threshold_: of two classes: a row is called positive if its score, the backbone's output, is at least that.
+        threshold_: for two classes: a row is called positive if its score, the backbone's output, is at least that.
         calibration_: map from scores to probabilities, one for each output.
-        best_validation_score_: two-way partial AUC of the rows that give the threshold; of several classes the mean.
+        best_validation_score_: two-way partial AUC of the rows that give the threshold; for several classes the mean.
 
     Example:
         >>> from sklearn.datasets import load_breast_cancer
@@ -145,7 +145,7 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
 
         Raises:
             ArgumentError: if an argument is out of range.
-            DataError: if there is one class only, or a weight or group is none.
+            DataError: if there is one class only, or a weight or a group is missing or wrong.
         """
         check_rectangle(self.min_tpr, self.max_fpr)
         check_count(self.max_steps, "max_steps", 1)
@@ -170,7 +170,7 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
             split = Split(self.validation_fraction, calibration_fraction=self.calibration_fraction, seed=seed)
             parts = split.cut(labels, grouped)
         except DataError as error:
-            warn_on_rank_zero(f"All rows train and validate, which flatters. {error}")
+            warn_on_rank_zero(f"All rows train and validate, so the validation value is too good. {error}")
             parts = dict.fromkeys(("train", "val"), np.arange(len(labels)))
         train, val, chooses = parts["train"], parts["val"], parts.get("calibration", parts["val"])
         drawn = None if weights is None else weights[train]
@@ -232,8 +232,8 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
             X: numbers ``(N, n_features)``, nan where one is missing.
 
         Returns:
-            ``(N,)``: of two classes, how far the score is above the threshold, in favour of the second class; of
-            more, ``(N, n_classes)``, the log-odds of each against all others.
+            For two classes ``(N,)``: how far the score is above the threshold, in favour of the second class. For more
+            ``(N, n_classes)``: the log-odds of each against all others.
         """
         scores = self._checked_scores(X)
         return (scores - self.threshold_ if len(self.classes_) == 2 else self._log_odds(scores)).numpy()
@@ -250,7 +250,7 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         return (probability / probability.sum(dim=1, keepdim=True)).numpy()
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The class of each row, ``(N,)``: by ``threshold_`` of two, of more the one with the highest log-odds.
+        """The class of each row, ``(N,)``: by ``threshold_`` for two classes, by the highest log-odds for more.
 
         Args:
             X: numbers ``(N, n_features)``, nan where one is missing.
@@ -302,10 +302,10 @@ def _calibration(scores: Tensor, labels: Tensor) -> Calibration:
 
 
 def tpauc_scorer(min_tpr: float = 0.5, max_fpr: float = 0.5) -> Any:
-    """A scorer for scikit-learn's model selection, of any classifier: its two-way partial AUC.
+    """A scorer for scikit-learn's model selection: the two-way partial AUC of any classifier.
 
     It ranks by ``decision_function``, or by ``predict_proba`` where there is none. The value is that of
-    :func:`~lightning_tpauc.functional.two_way_partial_auroc`; of more than two classes, the mean over them.
+    :func:`~lightning_tpauc.functional.two_way_partial_auroc`; for more than two classes, the mean over them.
 
     Args:
         min_tpr: lower bound of the true positive rate, in [0, 1).

@@ -24,15 +24,15 @@ class TPAUCLoss(nn.Module):
     ``duals="tracked"`` on the positives and negatives of the batch, and has its loss and gradient. What it remembers,
     two border scores and the unit of the loss for each label, are buffers: they move, are saved and are loaded with the
     module, or with the model that it is a part of. In evaluation mode and under ``torch.no_grad()`` the value is the
-    same and the buffers stay as they are; they also do where the step made something nan or infinite.
+    same and the buffers stay as they are. They also stay if a step makes something nan or infinite.
 
     A label without a positive or without a negative in the batch adds nothing to the loss, its scores have zero
-    gradients, and its buffers stay. So does a missing label. Batches need enough of both: of S positives only
-    ``(1 - min_tpr) * S`` are in the rectangle. Draw positives more often where they are rare.
+    gradients, and its buffers stay. Missing labels add nothing, either. Batches need enough of both: of S positives
+    only ``(1 - min_tpr) * S`` are in the rectangle. If positives are rare, draw them more often.
 
-    Training goes best if the rectangle shrinks from the whole square to the one that was asked for. The loop says how
-    far it is: ``loss.progress = step / total_steps``; the rectangle has its final size from 0.5 on. Without it the
-    rectangle has its final size from the first step.
+    Training goes best if the rectangle shrinks from the whole square to yours. The loop says how far it is,
+    ``loss.progress = step / total_steps``; from 0.5 on the rectangle has its final size. Without it, it has from the
+    first step.
 
     Args:
         min_tpr: lower bound of the true positive rate, in [0, 1).
@@ -41,21 +41,20 @@ class TPAUCLoss(nn.Module):
         margin: m of the surrogate, in units of the score; 0.25 suits scores that went through a sigmoid.
         scale: factor inside the logistic surrogate.
         num_labels: number K of labels, with a column of scores each; the loss is the mean over them.
-        gather: whether the pairs are formed over the scores of all processes and not of each process alone. Every
-            process then has the same loss, and the mean of the processes' gradients, as DDP takes it, is the gradient
-            of one process with the joint batch. Processes tell each other their batch sizes, which waits for the
-            device.
+        gather: whether a positive is paired with the negatives of all processes, or only with those of its own process.
+            If so, every process has the same loss, and the mean of their gradients, which DDP takes, is the gradient of
+            one process with the joint batch. The processes exchange batch sizes, which waits for the device.
 
     Shapes:
         - scores: float tensor ``(N,)`` or ``(N, 1)``, raw, larger meaning more positive; the logits of two classes,
           ``(N, 2)``, of which the difference counts; ``(N, K)`` for K labels.
         - labels: 1, 0, or nan or -1 where the label is not known; ``(N,)`` or ``(N, 1)``, ``(N, K)`` for K labels. On
-          an accelerator their values are checked at the first call only, in compiled code nowhere.
+          an accelerator their values are checked at the first call only, and in compiled code never.
         - output: scalar tensor, in float32 or the dtype of the scores if that is wider, also under autocast.
 
     Raises:
-        ArgumentError: if an argument is out of range, the surrogate is not monotone, shapes do not fit, or a label is
-            none of these values.
+        ArgumentError: if an argument is out of range, the surrogate is not monotone, shapes do not fit, or a label has
+            another value.
 
     Example:
         >>> loss = TPAUCLoss(min_tpr=0.5, max_fpr=0.5)

@@ -53,10 +53,10 @@ class TPAUCModule(ScoringModel):
     ``predict_step``, ``on_validation_epoch_end`` and ``on_test_epoch_end``. Its ``configure_optimizers`` is used if no
     ``optimizer`` is given, and all its other hooks are called. A subclass may override any hook. Those of training,
     callbacks and checkpoints call ``super()``: ``training_step``, ``configure_callbacks``, ``on_save_checkpoint``,
-    ``on_load_checkpoint``. Validation and test are done by a callback, beside what the hooks do.
-    Freeze layers with ``requires_grad_(False)``. Give layers their own learning rates with parameter groups in
-    ``configure_optimizers``. Add another loss with :meth:`auxiliary_loss`. Weight single examples with
-    ``sample_weight`` of the data module: it changes how often an example is drawn, not its loss.
+    ``on_load_checkpoint``. A callback validates and tests, whatever those hooks do. Freeze layers with
+    ``requires_grad_(False)``. Give layers their own learning rates with parameter groups in ``configure_optimizers``.
+    Add another loss with :meth:`auxiliary_loss`. Weight single examples with ``sample_weight`` of the data module: it
+    changes how often an example is drawn, not its loss.
 
     Args:
         backbone: maps ``inputs`` to scores of shape ``(N,)`` or ``(N, 1)``, larger meaning more positive, or to the
@@ -76,17 +76,18 @@ class TPAUCModule(ScoringModel):
             only where neither ``lr_scheduler`` nor a class mixed in makes a schedule. 0 for none.
         score_activation: ``"sigmoid"`` feeds probabilities to the algorithm, as the paper does for deep models;
             ``"identity"`` feeds raw scores. Metrics rank the raw scores either way.
-        gradient_clip_val: bound on the norm of the loss gradient; the proximal term is added after clipping, since it
-            is a pull to the anchor like weight decay and not noise. ``None`` does not clip.
-        chunk_size: number of examples that have a graph at a time, so that a large joint batch needs the memory of a
-            small one, for a second forward pass; ``None``: all. The gradient is that of the whole batch, with any
-            algorithm. Batch norm takes its statistics from each chunk.
-        rectangles: further (min_tpr, max_fpr) pairs to report; the algorithm's own is always reported as ``tpauc``.
+        gradient_clip_val: bound on the norm of the loss gradient. What methods with stages add to it, a pull to the
+            weights at the stage's start, is not clipped. ``None`` does not clip.
+        chunk_size: cuts a batch into chunks of at most so many examples. A large batch then needs the memory of a small
+            one, and a second forward pass. The gradient is that of the whole batch, with any algorithm, but batch norm
+            takes its statistics from each chunk. ``None`` does not cut.
+        rectangles: further (min_tpr, max_fpr) pairs to report; the algorithm's is always reported as ``tpauc``.
         log_objective: also report the exact training objective F, on the evaluated data.
         metrics: torchmetrics, or your own, to report in validation and test beside ours: one, a list, or a dictionary
-            of names, as in ``metrics={"f1": BinaryF1Score()}`` for ``val/f1``. Those that decide judge the module's
-            threshold, others get the sigmoid of the raw scores.
-        num_positives: number of training positives, of each of several labels in a list; the data module's if ``None``.
+            of names, as in ``metrics={"f1": BinaryF1Score()}`` for ``val/f1``. Metrics of decisions, such as F1, judge
+            those of the module's threshold; others get the sigmoid of the raw scores.
+        num_positives: number of training positives; a list of numbers for several labels. ``None`` asks the data
+            module.
         tasks: for data with several labels, the rectangle and the weight of some of them by name or position, as in
             ``{"liver": {"max_fpr": 0.1, "weight": 2.0}}``. The others have the algorithm's rectangle and weight 1.
         init_from: file with the weights that a new run starts from (fine-tuning): a checkpoint of another run, whatever
@@ -261,7 +262,7 @@ class TPAUCModule(ScoringModel):
             check_training_batch(batch)
         state = self.training_state
         if state.average is None:
-            raise UnsupportedError("Let `configure_callbacks` return `[*super().configure_callbacks(), ...]`.")
+            raise UnsupportedError("Callbacks are lost: let `configure_callbacks` return those of `super()`, too.")
         optimizer = cast(LightningOptimizer, self.optimizers())  # which counts the steps
         state.phase = Phase.IN_STEP
         self.algorithm.step_scale = self._step_scale(optimizer)
@@ -308,7 +309,7 @@ class TPAUCModule(ScoringModel):
         """A step of L-BFGS, which evaluates one function several times."""
         if self.algorithm.sampling != "full":
             raise UnsupportedError(
-                f"LBFGS needs one function for all steps, as `FullBatch` has: not {type(self.algorithm).__name__}."
+                f"LBFGS needs one loss for all steps: {type(self.algorithm).__name__} draws batches, `FullBatch` none."
             )
         evaluated: list[tuple[Tensor, GatheredScores]] = []
 
@@ -395,8 +396,8 @@ class TPAUCModule(ScoringModel):
     def auxiliary_loss(self, batch: PosNegBatch, scores: GatheredScores) -> Tensor | None:
         """Override this to add a loss, times its weight, to the algorithm's; ``None``, the default, adds nothing.
 
-        ``train/loss`` is the sum. The algorithm's own part is about 1 for a model that gives all the same score, unless
-        its steps are absolute. Over several processes the sum's gradient is the mean of theirs.
+        ``train/loss`` is the sum. The algorithm's part is about 1 for a model that gives all the same score, unless it
+        has ``step_units="absolute"``. With several processes the gradient is the mean of theirs.
 
         Args:
             batch: the batch of this process.
@@ -419,7 +420,7 @@ class TPAUCModule(ScoringModel):
         if self.optimizer_factory is None and mixed_in is not None:
             if self.scheduler_factory is not None:
                 raise ArgumentError(
-                    "Pass `optimizer` beside `lr_scheduler`, or neither: another class makes the optimizer by itself."
+                    "`lr_scheduler` needs an `optimizer`: pass both or none, since `configure_optimizers` makes both."
                 )
             return keep_monitors(mixed_in())
         parameters = [p for p in self.parameters() if p.requires_grad]
@@ -483,16 +484,16 @@ class TPAUCModule(ScoringModel):
     # ---------------------------------------------------------------- evaluation, which a callback does
 
     def validation_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> Any:
-        """Nothing: a callback scores the batches and logs ``val/tpauc``. Override it to do more beside that."""
+        """Empty: a callback scores the batches and logs ``val/tpauc``. Override it to do more besides."""
 
     def test_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> Any:
-        """Nothing: a callback scores the batches and logs ``test/tpauc``. Override it to do more beside that."""
+        """Empty: a callback scores the batches and logs ``test/tpauc``. Override it to do more besides."""
 
     def on_validation_epoch_end(self) -> None:
-        """Nothing; it stands in place of a mixed-in class's, which would miss what its ``validation_step`` collects."""
+        """Empty: it replaces that of a mixed-in class, whose ``validation_step`` does not run. You may override it."""
 
     def on_test_epoch_end(self) -> None:
-        """Nothing; it stands in place of a mixed-in class's, which would miss what its ``test_step`` collects."""
+        """Empty: it replaces that of a mixed-in class, whose ``test_step`` does not run. You may override it."""
 
     def predict_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> dict[str, Tensor]:  # noqa: ARG002
         """Return raw scores, the decisions on them and, for batches of a ``PosNegDataModule``, their ``example_id``."""
@@ -546,7 +547,7 @@ class TPAUCModule(ScoringModel):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load weights as torch does.
 
-        A threshold that the module had belongs to other weights, and is dropped, but for that of a checkpoint.
+        The module's threshold is dropped, since it belongs to the former weights. That of a checkpoint stays.
         """
         if not self.__dict__.pop("_awaits_weights", False):
             self.operating_point = None

@@ -60,7 +60,7 @@ class Task(NamedTuple):
         num_positives: number of its positive training examples.
         min_tpr: lower bound of its true positive rate; the algorithm's if ``None``.
         max_fpr: upper bound of its false positive rate; the algorithm's if ``None``.
-        weight: what it counts for in the loss, at least 0; only ratios matter.
+        weight: its weight in the loss, at least 0; only ratios matter.
     """
 
     num_positives: int
@@ -176,7 +176,7 @@ class Algorithm(ABC):
         return False
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Scalars that tell how the run goes; may cost O(n_pos)."""
+        """Numbers to log, which tell how the run goes; may cost O(n_pos)."""
         return {}
 
     # ---------------------------------------------------------------- rectangles
@@ -194,7 +194,7 @@ class Algorithm(ABC):
 
     @property
     def tightness(self) -> float:
-        """How far the trained rectangle has shrunk from the unit square, 0, to the one that was asked for, 1.
+        """How far the trained rectangle has shrunk: 0 is the unit square, 1 is ``(min_tpr, max_fpr)``.
 
         For several labels this is the mean. Setting it sets the tightness of every label.
         """
@@ -224,9 +224,9 @@ class Algorithm(ABC):
 
     @property
     def rectangle(self) -> tuple[float, float]:
-        """The rectangle that is trained at the moment: ``(min_tpr, max_fpr)`` once ``tightness`` is 1.
+        """The rectangle that is trained at the moment. It begins as (0, 1) and shrinks to ``(min_tpr, max_fpr)``.
 
-        For several labels this is the rectangle of one that has none of its own, at the mean ``tightness``.
+        With several labels: that of a label without a rectangle of its own, shrunk as far as the mean of all.
         """
         return shrunk_rectangle(self.min_tpr, self.max_fpr, self.tightness)
 

@@ -18,19 +18,17 @@ class CrossEntropy(Algorithm):
 
     Scores are **logits**: leave out any sigmoid. By default batches are drawn uniformly from the whole training set
     (``sampling == "uniform"``), as in the usual classification recipe, so a batch may lack positives. The
-    class-balanced variant draws positives and negatives apart and gives each class the weight 1/2; it is another method
-    and has to be named as such in a comparison. The model is the average of the late weights, as :class:`STACO`'s is:
-    that alone often brings most of what a partial-AUC loss seems to bring. The method has no state. Compare with a
-    learning rate tuned over a grid whose best value is not at its edge: an undertrained cross-entropy looks far worse
-    than it is.
+    class-balanced variant draws positives and negatives apart and gives each class the weight 1/2: another method,
+    which a comparison has to name. The model is the average of the late weights, as :class:`STACO`'s is: that alone
+    often brings most of what a partial-AUC loss seems to bring. The method has no state. Compare with a learning rate
+    tuned over a grid whose best value is not at its edge: an undertrained cross-entropy looks far worse than it is.
 
     Args:
         min_tpr: lower bound of the true positive rate, in [0, 1); only reported on, the loss ignores it.
         max_fpr: upper bound of the false positive rate, in (0, 1]; only reported on, the loss ignores it.
         balanced: draw class-balanced batches.
         pos_weight: :math:`\omega`, factor of each positive's term, above 0.
-        average: whether the model is the average of the weights; else it is the last one, or the one that validated
-            best.
+        average: whether the model has the average of the weights; else the last ones, or those that validated best.
 
     Raises:
         ArgumentError: if an argument is out of range.
@@ -84,12 +82,11 @@ class FullBatch(PairwiseAlgorithm):
     .. math:: F(w) = \frac{1}{k_1 k_2} \sum_{i \in S^\uparrow_+[1, k_1]} \sum_{j \in S^\downarrow_-[1, k_2]}
         \ell(h_j - h_i), \qquad k_1 = \lfloor \theta_0 n_+ \rfloor, \; k_2 = \lfloor \theta_1 n_- \rfloor
 
-    For linear models, and heads on frozen embeddings: each step takes the scores of all positives and all negatives,
-    so there are no samples, no dual variables and no step sizes beside the optimizer's, and O(n log n) makes it cheap
-    (see :func:`~lightning_tpauc.functional.tpauc_objective`). Any optimizer works; :class:`torch.optim.LBFGS` wants a
-    smooth surrogate, such as ``"squared_hinge"``.
-    One step is one epoch. Where a rectangle is out of the model's reach, equal scores for all minimise F, which is then
-    l(0): widen the rectangle.
+    For linear models, and heads on frozen embeddings: each step takes the scores of all positives and all negatives, so
+    there are no samples, no dual variables and no step sizes beside the optimizer's, and O(n log n) makes it cheap (see
+    :func:`~lightning_tpauc.functional.tpauc_objective`). Any optimizer works; :class:`torch.optim.LBFGS` wants a smooth
+    surrogate, such as ``"squared_hinge"``. One step is one epoch. In a rectangle that the model can't reach, training
+    pushes all scores together, and F is l(0): widen the rectangle.
 
     Args:
         min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).

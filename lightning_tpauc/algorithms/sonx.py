@@ -51,8 +51,7 @@ class SONX(PairwiseAlgorithm):
             from the training scores.
 
     Raises:
-        ArgumentError: if an argument is out of range, or if ``"exact"`` is asked for with a surrogate that isn't
-            monotone.
+        ArgumentError: if an argument is out of range, or if ``"exact"`` comes with a surrogate that isn't monotone.
 
     Example:
         >>> algorithm = SONX(min_tpr=0.5, max_fpr=0.5)

@@ -61,11 +61,10 @@ class SOTA(STACO):
         s \leftarrow \arg\min_z \langle G, z \rangle + \frac{|z - s_0|^2}{2 \gamma n_+} + \frac{|z - s|^2}{2 \beta},
         \qquad G_i = \frac{y_i}{\theta_0 S} \Bigl( 1 - \frac{\mathrm{active}_i}{\theta_1} \Bigr)
 
-    for the sampled i and :math:`G_i = 0` elsewhere, so that every step changes all :math:`n_+` entries. It exists
-    to show what that costs: O(n_pos) time a step instead of O(S), and per-positive steps S times smaller at the same
-    ``beta``. The source has no public code and leaves details open; decided here: y and s use the two independent
-    batches of negatives as in STACO2, :math:`G` takes the new y, and the options for the start and the stages are
-    STACO's.
+    for the sampled i and :math:`G_i = 0` elsewhere, so that every step changes all :math:`n_+` entries. A step takes
+    O(n_pos) time instead of O(S), and at the same ``beta`` moves each threshold S times less. The source has no public
+    code and leaves details open; decided here: y and s use the two independent batches of negatives as in STACO2,
+    :math:`G` takes the new y, and the options for the start and the stages are STACO's.
 
     Args:
         min_tpr: as in :class:`STACO`, and so are all arguments but two.
@@ -73,8 +72,7 @@ class SOTA(STACO):
         gamma: proximal parameter of the stages, above 0 and finite.
 
     Raises:
-        ArgumentError: if an argument is out of range, or if ``"exact"`` is asked for with a surrogate that isn't
-            monotone.
+        ArgumentError: if an argument is out of range, or if ``"exact"`` comes with a surrogate that isn't monotone.
 
     Example:
         >>> algorithm = SOTA(dual_init="zeros", beta=1.0, gamma=1.0)

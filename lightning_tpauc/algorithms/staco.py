@@ -316,14 +316,14 @@ class STACO(PairwiseAlgorithm):
         max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
         surrogate: ``"squared_hinge"``, ``"hinge"``, ``"square"``, ``"logistic"``, ``"ramp"``, ``"smooth_ramp"`` or a
             registered one.
-        margin: m of the surrogate, in units of the score. If ``None``: 1, or 0.25 where the module applies a sigmoid;
-            0.25 is the sigmoid's slope at 0.
+        margin: m of the surrogate, in units of the score. ``None``: 1, or 0.25 if the module applies a sigmoid, whose
+            slope at 0 is 0.25.
         scale: factor inside the logistic surrogate. If ``None``: 1, or 4 where the module applies a sigmoid.
-        step_units: what the three step sizes are measured in. ``"loss"``: :math:`\alpha / L`, :math:`\beta L` and
-            :math:`\beta' L` are taken, :math:`\gamma L` for :math:`s`, where :math:`L` is the running mean of
-            the loss on the hardest :math:`\theta_1` of the negatives, and the weights' loss is divided by :math:`L`, or
-            by the batch's own value where that is larger. The same numbers then suit any score, surrogate and margin.
-            ``"absolute"``: as they are, as in the paper.
+        step_units: what the step sizes are measured in. ``"loss"``: in the size of the loss, so that the same numbers
+            suit any score, surrogate and margin. The steps are :math:`\alpha / L`, :math:`\beta L` and
+            :math:`\beta' L`, and :math:`\gamma L` for :math:`s`; :math:`L` is the running mean of the loss on the
+            hardest :math:`\theta_1` of the negatives. The weights' loss is divided by :math:`L`, or by the batch's
+            value if that is larger. ``"absolute"``: the numbers as they are, as in the paper.
         duals: ``"per_positive"``: :math:`y_i` and :math:`s_i` are variables of each positive, as in the paper.
             ``"tracked"``: both follow from two running means, so ``alpha``, ``beta``, ``beta_prime``, ``dual_init`` and
             ``stage_restart`` must keep their defaults, and the surrogate must be monotone. ``None`` is
@@ -342,8 +342,8 @@ class STACO(PairwiseAlgorithm):
             pairs are then evaluated once, and a step scores fewer examples.
 
     Raises:
-        ArgumentError: if an argument is out of range, if ``"exact"`` or ``"tracked"`` is asked for with a non-monotone
-            surrogate, or if an argument steers variables that ``"tracked"`` does not have.
+        ArgumentError: if an argument is out of range, if ``"exact"`` or ``"tracked"`` comes with a surrogate that isn't
+            monotone, or if an argument belongs to variables that ``"tracked"`` does not have.
 
     Example:
         >>> algorithm = STACO(min_tpr=0.5, max_fpr=0.5, dual_init="zeros")

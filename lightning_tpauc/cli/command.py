@@ -120,7 +120,7 @@ class ComparingTrainer(Trainer):
             folder: Where report.html, tables and pictures go; the same command goes on there after a kill.
             methods: Names of methods. Default: three cross-entropies, STACO, and PAUCI for one label.
             trials: Learning rates of each method, the default and others around it, chosen on validation data.
-            seeds: Repetitions with other initial weights and batches. No method is called ahead by one.
+            seeds: Repetitions with other initial weights and batches. With one, no method is called ahead.
             folds: Folds of a cross-validation, each of them a repetition.
             processes: Trainings that run side by side, each in a process and a thread of its own, on CPUs.
             others: CSV files with the scores of other models for the test data, by the name of the model.

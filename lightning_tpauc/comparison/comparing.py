@@ -57,10 +57,10 @@ def compare(
     """Train several methods on the same data, model, split and number of examples, and say which one is ahead.
 
     All start from the same weights and see the same number of examples. Each keeps the weights that validate best. Test
-    data are used at the end only, with these weights. A comparison that was stopped goes on where it was when it is
-    called again with the same folder; what was trained on other data, with another model or other settings is trained
-    anew. For data with several labels all this is by the mean over the labels, as ``val/tpauc`` is, and the report
-    shows each label as well. Random numbers and the environment are left as they were.
+    data are used at the end only, with these weights. A comparison that was stopped goes on where it was if it is
+    called again with the same folder; if data, model or settings have changed, it trains again. With several labels the
+    mean over the labels decides, as ``val/tpauc`` does, and the report shows each label as well. Random numbers and the
+    environment are left as they were.
 
     Args:
         model: a backbone, whose weights all methods start from; a function that makes one; or a subclass of
@@ -72,21 +72,21 @@ def compare(
         max_fpr: upper bound of its false positive rate.
         methods: names of :func:`~lightning_tpauc.comparison.method_names` or
             :class:`~lightning_tpauc.comparison.Method` objects; ``None``: cross-entropy, balanced cross-entropy,
-            cross-entropy without the average of its weights that all others but PAUCI have, STACO and PAUCI, which is
-            left out where data have several labels. They are compared with the cross-entropy that validates best.
+            cross-entropy without the average of late weights, which the others but PAUCI have, STACO, and, for one
+            label, PAUCI. They are compared with the cross-entropy that validates best.
         trials: number of learning rates to try for each method: its default, and others around it, half a power of ten
             apart. Validation data choose the best.
-        seeds: number of repetitions with other initial weights and batches. With one, and no folds, nothing tells the
-            noise of training, and no method is called ahead. Where ``model`` is a network, or loads trained weights,
+        seeds: number of repetitions with other initial weights and batches. With one, and no folds, the noise of
+            training is unknown, and no method is called ahead. If ``model`` is a network, or loads trained weights,
             only the batches differ: pass a function that makes one.
         folds: number of folds of a cross-validation; each is a repetition.
         processes: how many trainings run side by side, each in a process and a thread of its own, on CPUs. The results
             equal those of one after the other, up to rounding that depends on the number of threads.
         rectangles: further (min_tpr, max_fpr) pairs to report.
-        others: models from elsewhere that stand in the table, by name, for data with one label: classifiers of
-            scikit-learn, which are fitted on the same training tables (``{"boosting":
-            HistGradientBoostingClassifier()}``), or paths of CSV files with columns ``example_id``, the position in the
-            test set, and ``score``. The report says whether STACO is ahead of them.
+        others: models from elsewhere for the table, by name, if the data have one label: classifiers of scikit-learn,
+            which are fitted on the same training tables (``{"boosting": HistGradientBoostingClassifier()}``), or paths
+            of CSV files with columns ``example_id``, the position in the test set, and ``score``. The report says
+            whether STACO is ahead of them.
         module: arguments of the module for all methods, such as ``{"optimizer": ...}``, or ``{"tasks": ...}`` for data
             with several labels.
         **trainer: arguments of the Trainer; ``max_epochs`` or ``max_steps`` among them.
@@ -97,7 +97,7 @@ def compare(
     Raises:
         ArgumentError: if an argument is out of range.
         DataError: if there is no validation set.
-        UnsupportedError: if a method that was asked for trains one label, and the data have several.
+        UnsupportedError: if one of ``methods`` trains one label, and the data have several.
         MissingExtraError: if matplotlib is not installed.
 
     Example:
@@ -144,7 +144,7 @@ def _datamodule(given: Any, seed: int | None, folds: int | None, run: Run) -> An
 
 @dataclass
 class Comparison:
-    """Methods x learning rates x runs on one problem. What was stopped goes on when it is run in the same folder again.
+    """Methods x learning rates x runs on one problem. A run in the same folder goes on where an earlier one stopped.
 
     :func:`compare` makes one of Python objects, ``lightning-tpauc compare`` one of a configuration.
 

@@ -174,7 +174,7 @@ def _notes(results: Results, tried: int, others: Sequence[str]) -> list[str]:
             error = f", and the spread of {num_runs} runs. Values are means over runs, with standard deviations."
         found.append(
             f"95% intervals, by {results.num_resamples} stratified bootstrap resamples{grouped}, the same for all "
-            f"methods{error} Those of single labels are of each by itself."
+            f"methods{error} Those of single labels come from each label alone."
         )
     return [*found, *others]
 
@@ -194,7 +194,7 @@ def _of_data(results: Results) -> list[str]:
         notes.append(f"Trained and measured in a rectangle (min_tpr, max_fpr) of their own: {listed(own)}.")
     if few := [label.name for label in results.valued if min(label.num_positives, label.num_negatives) < _FEW]:
         which = f": {listed(few)}" if several else ""
-        notes.append(f"Fewer than {_FEW} positives or negatives{which}. Intervals see too little of the error.")
+        notes.append(f"Fewer than {_FEW} positives or negatives{which}. Their intervals are too narrow.")
     return notes
 
 

@@ -30,7 +30,7 @@ class Outcome:
     """What one training yields.
 
     Attributes:
-        scores: float tensor ``(N, K)`` of K labels: of the test data, or where there are none of the validation data.
+        scores: float tensor ``(N, K)`` for K labels: on the test data, or on the validation data if there are none.
         target: integer tensor ``(N, K)``: 1, 0, and -1 for what was not measured.
         groups: the number of each example's group, such as its patient, int64 ``(N,)``; ``None`` if there are none.
         failed: why there is nothing else, if the numbers became infinite: a result about the setting.
@@ -38,7 +38,7 @@ class Outcome:
         examples: how many were trained on.
         optimizer: what the weights were trained by.
         validation: TPAUC and AUROC on validation data of the weights that are kept, those that validated best.
-        kept_start: whether nothing validated better than the first weights.
+        kept_start: whether no later weights validated better than the first ones.
         curve: ``step``, ``examples`` and ``tpauc`` of each validation.
         weights: the weights that are kept.
     """
@@ -73,8 +73,8 @@ class Difference(NamedTuple):
         estimate: mean difference over the runs.
         lower: lower end of its 95% interval.
         upper: upper end of its 95% interval.
-        data_error: its standard error because the evaluated examples are finite in number.
-        training_error: its standard error because the runs are; nan of a single run, whose interval lacks it.
+        data_error: the part of its standard error that comes from the finite number of evaluated examples.
+        training_error: the part that comes from the runs; nan for a single run, whose interval lacks it.
     """
 
     estimate: float
@@ -117,16 +117,16 @@ class Results:
     Attributes:
         rectangles: (min_tpr, max_fpr) pairs; the first one was trained for.
         baseline: name of the method that the others are compared with.
-        runs: by method, what its runs yield: all other values are made of their scores.
+        runs: by method, the outcomes of its runs; all other values come from their scores.
         values: by method, float64 ``(runs, K, M)``: the M :func:`measures` of each run and label, nan where a label
             lacks a class.
         intervals: by method, TPAUC in the first rectangle with its 95% interval.
         differences: by method, the difference of TPAUC to the baseline, one for each rectangle.
         num_resamples: number of bootstrap resamples that the intervals are made of.
-        labels: what came out for each label; of several, all else shows the mean.
-        part: ``"test"`` or ``"validation"``: what was scored in the end.
+        labels: the results of each label; with several labels, all else shows the mean.
+        part: ``"test"`` or ``"validation"``: which data were scored in the end.
         failed: by method, why it has no values.
-        beside: by the name of a model from elsewhere, the difference of STACO's TPAUC to it.
+        beside: by the name of a model from elsewhere, STACO's TPAUC less that of the model.
     """
 
     rectangles: Sequence[Rectangle]
@@ -294,7 +294,7 @@ def resampled_areas(
     targets = paired(methods)
     scores = {name: [rankable(run.scores).cpu() for run in runs] for name, runs in methods.items()}
     if not all(have_both(target).any() for target in targets):
-        raise ArgumentError("Methods can't be compared on data that lack a class.")
+        raise ArgumentError("Methods can't be compared on data of one class: take test data that have both.")
     first = next(iter(methods.values()))[:period]
     resamples = [Resamples(strata(run.target), run.groups, seed + k) for k, run in enumerate(first)]
     found: dict[str, list[Tensor]] = {name: [] for name in methods}
@@ -357,9 +357,9 @@ def verdict(
 ) -> str:
     """In plain words whether a method is ahead of the baseline.
 
-    They are level where the whole interval lies within .010 of 0. Else one is ahead if the interval leaves 0 out, and
-    if it does not, the data can't tell, and the words say what would. A single run is provisional, since its interval
-    lacks the noise of training. Nothing can be said where one of them, in ``untrained``, has learnt nothing.
+    They are level if the whole interval lies within .010 of 0. Else one is ahead if the interval does not contain 0. If
+    it does, the data can't tell, and the words say what would. A single run is provisional, since its interval lacks
+    the noise of training. Nothing can be said where one of them, in ``untrained``, has learnt nothing.
 
     Example:
         >>> verdict(Difference(0.04, 0.02, 0.06, 0.008, 0.004), "cross-entropy")

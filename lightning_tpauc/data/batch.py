@@ -20,12 +20,11 @@ class PosNegBatch(NamedTuple):
 
     The model sees ``inputs`` in a single forward pass. Its scores are then split by the three sizes.
 
-    With several labels, masks say which of the K scores of an example count. The first part then holds, for each label
-    in play, positives that were drawn for it. The others hold examples that are negative for at least one label.
+    With several labels, masks say which of the K scores of an example count. The first part then has positives that
+    were drawn for the labels of this step. The others have examples that are negative for at least one label.
 
     Attributes:
-        inputs: the collated items. The first axis, or the graphs of a PyG batch, are ``num_pos + num_neg +
-            num_dual_neg`` examples.
+        inputs: the collated items of ``num_pos + num_neg + num_dual_neg`` examples.
         index: int64 tensor ``(num_pos,)``: position of each positive among the training positives, ``0 .. n_pos - 1``,
             without repetition. With several labels ``(K, num_pos)``: position among the positives of that label, and 0
             where ``masks.pos`` is False.
@@ -151,9 +150,9 @@ class EvalBatch(NamedTuple):
 
     Attributes:
         inputs: the collated items.
-        target: int64 tensor ``(N,)``, or ``(N, K)`` with several labels: 0 or 1. Metrics ignore -1. It stands for
-            labels that are not known, and for all of batches that are repeated to make the number of forward passes
-            equal on all ranks.
+        target: int64 tensor ``(N,)``, or ``(N, K)`` with several labels: 0, 1, or -1, which metrics ignore. It marks
+            labels that are not known, and all labels of a batch that is repeated so that every rank makes as many
+            forward passes.
         example_id: int64 tensor ``(N,)``: position in the evaluated data set; -1 for rows of repeated batches.
     """
 

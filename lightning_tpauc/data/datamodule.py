@@ -56,24 +56,22 @@ class PosNegDataModule(LightningDataModule):
     - a :class:`~torch.utils.data.TensorDataset`, or any map-style data set of tuples, mappings or PyG graphs.
 
     The last entry of a tuple is the label, and all others are inputs. Columns of tables are known by their names: all
-    data sets, and those that a trained model is given later, are put into the order of the training set. Float of
+    data sets, and those that a trained model is given later, are put into the order of the training set. Floats of
     numpy arrive as float32 if the model's weights are float32; tensors keep their dtype. The batch of global step t
-    depends on ``seed`` and t alone. So a checkpoint holds only the number of batches consumed, and resuming replays
-    nothing.
+    depends on ``seed`` and t alone, so resuming replays nothing.
 
     Args:
         train_dataset: training set, with labels 0 and 1.
         val_dataset: validation set. Instead, ``val_fraction`` or ``num_folds`` can split one off.
         test_dataset: test set.
-        predict_dataset: data to predict on, with or without labels. Tuples that are shorter than those that the model
-            was trained on have none. ``None``: the part that ``val_fraction`` or ``num_folds`` splits off.
+        predict_dataset: data to predict on, with or without labels. Tuples shorter than those of the training have
+            none. ``None``: the part that ``val_fraction`` or ``num_folds`` splits off.
         negatives: a stream of training negatives: an iterable data set of inputs, or a
             :class:`~lightning_tpauc.NegativeStream` of one. ``train_dataset`` then holds only the positives.
         num_pos: positives per step and rank, S. If the training set has fewer than S for each rank, every step takes
             all of them. With several labels, those in play share them; see
             :mod:`~lightning_tpauc.data.sampler`. ``None``: 64, or 128 with several tasks.
-        num_neg: negatives per step and rank, B~. ``None``: 192, or 128 with several tasks, or all negatives if there
-            are fewer.
+        num_neg: negatives per step and rank, B~. ``None``: 192, or 128 with several tasks, or all if there are fewer.
         num_dual_neg: size of the second, independent batch of negatives per step and rank, B. It is drawn only if the
             module's algorithm reads it. ``None``: ``num_neg``.
         sampling: ``"pos_neg"`` draws the classes apart. ``"uniform"`` draws ``num_pos + num_neg`` examples of the whole
@@ -82,12 +80,12 @@ class PosNegDataModule(LightningDataModule):
         steps_per_epoch: length of an epoch. ``None``: until the class that takes more steps has been seen once, which
             takes ``max(ceil(n+ / S), ceil(n- / B~))`` steps, S and B~ summed over the ranks. With rare positives that
             is a pass over the negatives, in which every positive comes several times. A pass over a stream of known
-            length takes its length divided by B~ + B steps. With several tasks every task has seen all of its
+            length takes its length divided by B~ + B steps. With several tasks: until every task has seen all of its
             positives. ``"uniform"``: a pass over all examples; ``"full"``: one step.
         batch_size: examples per evaluation batch.
         val_fraction: share of the training set that validates instead, stratified, in (0, 1). Both parts have both
-            classes. An augmented data set validates on its attribute ``without_augmentation``, a data set of the same
-            rows without augmentation.
+            classes. An augmented data set validates on its attribute ``without_augmentation``, which has the same rows
+            as they are.
         num_folds: number of folds of a stratified cross-validation over the training set.
         fold: the fold that validates, in ``0 .. num_folds - 1``.
         split_seed: seed of the split or of the folds, in ``0 .. 2**32 - 1``.
@@ -97,7 +95,7 @@ class PosNegDataModule(LightningDataModule):
         pin_memory: whether to use page-locked memory. ``None``: with workers on a GPU.
         collate_fn: makes a batch of a list of items, as in a ``DataLoader``; needed for items that differ in size. It
             receives items as the data set returns them. If they have labels, a returned tuple must end with the labels:
-            ``(inputs, labels)``. Anything else that it returns is passed to the model without what arguments name.
+            ``(inputs, labels)``. Anything else is passed to the model, without the entries that arguments name.
         persistent_workers: whether workers stay alive between epochs. They do, unless this is ``False``.
         prefetch_factor: batches that each worker loads ahead. ``None``: 2.
         timeout: seconds to wait for a batch of a worker; 0 waits without limit.
@@ -107,14 +105,14 @@ class PosNegDataModule(LightningDataModule):
             :class:`~lightning_tpauc.DecisionThreshold`. Instead, ``calibration_fraction`` can split some off.
         calibration_fraction: share of the training set that calibrates, stratified, in (0, 1). All folds have the same.
         targets: the labels of the training set; or the name (attribute, key, or column of a table) under which all data
-            sets keep them, a list of names for several labels, or a function that makes 0 or 1 of the label that a data
-            set has, such as ``lambda label: label == "dead"``; of K classes :class:`~lightning_tpauc.data.OneVsRest`.
+            sets keep them, a list of names for several labels, or a function that turns a label of the data set into 0
+            or 1, such as ``lambda label: label == "dead"``; for K classes :class:`~lightning_tpauc.data.OneVsRest`.
             ``None`` searches as :func:`~lightning_tpauc.data.labels.find_targets` does. Several columns are several
-            labels; nan stands for what was not measured. What ``targets``, ``groups``, ``sample_weight`` or ``ids``
-            name is no input.
+            labels; nan means not measured. Columns that ``targets``, ``groups``, ``sample_weight`` or ``ids`` name are
+            not inputs.
         groups: what splits keep together, such as patients or scaffolds: one value for each item of the training set,
-            or a name: of a column of the table, of an attribute of the data set, or of a key of its items. A name holds
-            for all data sets: guarantees and intervals then count groups.
+            or a name: of a column of the table, of an attribute of the data set, or of a key of its items. A name
+            applies to all data sets; guarantees and intervals then count groups instead of rows.
         sample_weight: how often each example is drawn for training: numbers of at least 0, or a name as for ``groups``.
             A weight is relative to those of the same class, or to those of all examples if ``sampling="uniform"``. The
             objective is that of a training set which holds each example in proportion to its weight. Examples of weight
@@ -443,7 +441,7 @@ class PosNegDataModule(LightningDataModule):
             named = listed(f"{name} ({count})" for name, count in missing.items())
             warn_on_rank_zero(
                 f"{sum(missing.values())} cells of `predict_dataset` are empty or infinite: {named}. Without a "
-                "model that fills them, these rows get nan, which decides nothing."
+                "model that fills them, these rows get nan and no decision."
             )
         return self._eval_loader(part)
 

@@ -82,8 +82,8 @@ class ArrayDataset(Dataset[Any]):
         targets: tensor, array, sequence or column of a table with n labels, or with n rows of several labels;
             ``None`` if there are none.
         shift: float array that broadcasts against a row. It is subtracted from fetched rows.
-        scale: float array that broadcasts against a row. Fetched rows are multiplied by it after the shift, so that a
-            memory map is standardised without a copy.
+        scale: float array that broadcasts against a row. Fetched rows are multiplied by it after the shift. A memory
+            map is so standardised without a copy.
         dtype: dtype of fetched floats, for instance ``np.float32``; ``None`` leaves it as it is.
         name: name of the data set in messages.
 
@@ -407,7 +407,7 @@ def ends_with_label(item: Any, known: Any) -> bool:
     labelled = has_label(item, known)
     if labelled is None and (len(item) > 2 or np.size(as_array(item[1])) != 1):
         raise DataError(
-            f"Nobody knows whether the last of the {len(item)} entries of the items of `predict_dataset` is a label: "
+            f"It is unknown whether the last of the {len(item)} entries of the items of `predict_dataset` is a label: "
             "pass `train_dataset`, too, or predict with a trained module; or let the items be `((a, b), label)`."
         )
     return labelled is not False

@@ -83,7 +83,7 @@ def label_keys(targets: Any) -> tuple[str, ...] | None:
 
 
 class OneVsRest:
-    """Makes K labels of one column with K classes, each class against all others: for the argument ``targets``.
+    """Turns one column with K classes into K labels, each class against all others: for the argument ``targets``.
 
     A model has an output for each class. Validation and test log ``accuracy`` beside the areas: how often the class
     whose score is furthest above its threshold is the right one.

@@ -32,7 +32,7 @@ CHEST_LABELS = (
 class MedMNISTDataModule(GivenSplitDataModule):
     """A MedMNIST set with labels of two classes and its given split; images are float32 in [0, 1], channel first.
 
-    All images are held in memory as bytes, and a batch is one indexing call. The data set's label 1 is the positive
+    All images are kept in memory as bytes, and a batch is one indexing call. The data set's label 1 is the positive
     class. In ``breastmnist`` and ``synapsemnist3d``, label 1 is the majority, so consider ``positive_class=0``, which
     is "malignant" in the former. ``chestmnist`` has 14 labels, which are trained as 14 tasks at once.
 

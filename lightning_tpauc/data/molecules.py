@@ -64,9 +64,9 @@ class SMILESDataModule(GivenSplitDataModule):
             Labels are 0, 1 or 1.0, or nothing, ``nan``, ``NA`` or ``None`` where none was measured.
         smiles_column: name of the column of SMILES.
         root: folder of the file.
-        split: ``"scaffold"`` keeps molecules of one Bemis-Murcko scaffold together, so that the test set holds rarer
+        split: ``"scaffold"`` keeps molecules of one Bemis-Murcko scaffold together, and the test set gets the rarer
             scaffolds, see :func:`~lightning_tpauc.data.molecules.scaffold_split`; as with OGB, molecules without a
-            label count. Rare positives may all end in one part. ``"random"`` shuffles each class by ``split_seed``.
+            label count. Rare positives may all end up in one part. ``"random"`` shuffles each class by ``split_seed``.
         fractions: shares of training, validation and test part.
         max_invalid: share of labelled rows whose SMILES may fail to parse, in [0, 1].
         cache_dir: where to cache graphs; ``None``: ``$XDG_CACHE_HOME/lightning_tpauc`` or

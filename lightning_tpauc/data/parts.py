@@ -214,8 +214,8 @@ def _say_most_are_positive(labels: NDArray[np.int8]) -> None:
     shares = (columns == 1).sum(axis=0) / np.maximum((columns >= 0).sum(axis=0), 1)
     if (shares > 0.5).all():
         warn_on_rank_zero(
-            f"{100 * shares.min():.0f} % of the labels of `train_dataset` are 1: was the other class meant? "
-            "`targets=lambda label: label == 0` turns labels round."
+            f"{100 * shares.min():.0f} % of the labels of `train_dataset` are 1, the class to be found. "
+            "If it should be the other one, pass `targets=lambda label: label == 0`."
         )
 
 

@@ -91,7 +91,7 @@ class GivenSplitDataModule(SourceDataModule):
         **kwargs: arguments of :class:`~lightning_tpauc.PosNegDataModule`, without its data sets.
 
     Raises:
-        ArgumentError: validation has two sources: the given part, and ``val_fraction`` or ``num_folds``.
+        ArgumentError: if there is a validation part, and ``val_fraction`` or ``num_folds`` asks for another.
     """
 
     def __init__(self, *, train_with_val: bool = False, **kwargs: Any) -> None:

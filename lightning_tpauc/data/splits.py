@@ -83,8 +83,8 @@ def holdout(
 ) -> tuple[Indices, Indices]:
     """Split rows into (kept, held out).
 
-    Groups are put into 32 random orders. The first groups of an order are held out, up to some end. Of all orders and
-    ends, the one is taken whose shares of the positives and of the negatives are nearest to ``fraction``.
+    32 random orders of the groups are tried, and in each all ways to hold out its first groups. The best has shares of
+    the positives and of the negatives that are nearest to ``fraction``.
     """
     require_range("val_fraction", fraction, 0.0, 1.0, open_low=True, open_high=True)
     if groups is not None:

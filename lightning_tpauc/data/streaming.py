@@ -1,7 +1,7 @@
 """Negatives that are read one after another instead of being indexed, and batches that hold them.
 
-Readers run ahead of training if batches are prefetched. So each batch carries the place behind it, and a checkpoint
-holds the place behind the last batch that was trained on, even if worker processes read the stream.
+Readers run ahead of training if batches are prefetched. So each batch knows the place behind it, and a checkpoint
+stores the place behind the last batch that was trained on, even if worker processes read the stream.
 """
 
 import contextlib
@@ -38,12 +38,12 @@ class NegativeStream:
     Args:
         dataset: yields inputs of negatives, of the same kind as those of the positives, or tuples that end with the
             label 0. If it or its iterator has ``state_dict()`` and ``load_state_dict()``, as torchdata's and Hugging
-            Face's streams have, a resumed run continues exactly where the stream stood. Others start over, and a
-            warning says so. (The state of Hugging Face's ``shuffle`` leaves out its buffer.) The state must be readable
-            by ``torch.load(weights_only=True)``: numbers, strings, tensors, lists, tuples and dictionaries of these.
+            Face's streams have, a resumed run continues exactly where the stream stood. Others start over, with a
+            warning. (The state of Hugging Face's ``shuffle`` lacks its buffer.) The state must be readable by
+            ``torch.load(weights_only=True)``: numbers, strings, tensors, lists, tuples and dictionaries of these.
         split: how processes and workers share the stream. ``"deal"``: each process reads the whole stream and keeps its
-            part of each step. So the negatives of a step do not depend on the number of workers and processes (their
-            order may), but every process pays for reading all. ``"shard"``: each reads its own
+            part of each step. So a step has the same negatives with any number of workers and processes (maybe in
+            another order), but every process reads all. ``"shard"``: each reads its own
             ``dataset.shard(num_shards=..., index=...)``. ``"own"``: the data set divides itself by the rank and
             :func:`torch.utils.data.get_worker_info`, as WebDataset and litdata do. Only with ``"own"``, the data set
             sees that it runs in a worker.

@@ -42,14 +42,13 @@ def bootstrap_interval(
 
     Every resample draws :math:`n_+` positives and :math:`n_-` negatives with replacement, each class from its own, and
     the interval runs between the quantiles :math:`(1 \mp c) / 2` of the resamples' values (the percentile interval). It
-    covers the error of the finite test set only, not that of training. It can't see what the data do not hold: if the
-    curve is perfect, or misses the rectangle, on them, every resample's is too and the interval is a point. With fewer
-    than some 30 examples of a class inside the rectangle, take it as a lower bound of the uncertainty. Where a patient
-    has several rows, pass ``groups``: a resample then draws groups with all their rows, as many with a positive, and as
-    many without, as there are.
+    shows the error of the finite test set, not that of training. If the curve is perfect on these data, or misses the
+    rectangle, so is every resample's, and the interval is a point. With fewer than some 30 examples of a class inside
+    the rectangle, take it as a lower bound of the uncertainty. If a patient has several rows, pass ``groups``: a
+    resample then draws whole groups, as many with a positive, and as many without, as the data have.
 
-    With ``other_preds``, scores of the same examples by another model, the interval is of how far ``preds`` is ahead.
-    Both have the same resamples: what makes an example hard for both cancels.
+    With ``other_preds``, scores of the same examples by another model, the interval is that of the difference,
+    ``preds`` less ``other_preds``. Both use the same resamples, so that examples that are hard for both cancel out.
 
     The result is a function of the values and ``seed`` alone: neither the order of the samples nor the device matters.
 
@@ -58,7 +57,7 @@ def bootstrap_interval(
         target: labels of the same shape: 1, 0, or ``ignore_index``.
         min_tpr: lower bound of the true positive rate, in [0, 1).
         max_fpr: upper bound of the false positive rate, in (0, 1]; ``None`` is 1.
-        confidence: c, share of data sets whose interval is to hold the population's value, in (0, 1).
+        confidence: c, share of data sets whose interval should contain the population's value, in (0, 1).
         num_resamples: number of resamples, at least 1. Time is O(N) for each.
         seed: seed of the draws, in 0 .. 2^63 - 1.
         ignore_index: label of rows to leave out.

@@ -26,8 +26,8 @@ class Calibration(NamedTuple):
 
     Attributes:
         method: ``"isotonic"``: straight lines between points; ``"sigmoid"``: :math:`\sigma(a x + b)`.
-        first: float64 tensor: of isotonic, the points' scores; of sigmoid, a, shape ``()``.
-        second: float64 tensor of the same shape: of isotonic, the points' probabilities; of sigmoid, b.
+        first: float64 tensor: for isotonic the scores of the points; for sigmoid a, shape ``()``.
+        second: float64 tensor of the same shape: for isotonic the probabilities of the points; for sigmoid b.
     """
 
     method: CalibrationMethod
@@ -39,7 +39,7 @@ class Calibration(NamedTuple):
 def fit_calibration(preds: Any, target: Any, method: CalibrationMethod | Literal["auto"] = "auto") -> Calibration:
     r"""Fit probabilities to scores of examples whose class is known.
 
-    Probabilities are those at the share of positives among these examples.
+    The probabilities are right where positives are as frequent as among these examples.
 
     Args:
         preds: scores, a tensor, array or list of any shape and real dtype, of both classes and without nan.

@@ -4,14 +4,14 @@ The polyline is the metric's: one vertex per distinct score, straight lines betw
 
 An example is called positive if its score is at least the threshold.
 
-**Thresholds that keep their word.** A demand holds for the examples at hand if a threshold makes at most so many errors
-of its kind. It holds for new examples, too, with confidence :math:`1 - \delta`, if the errors are at most :math:`c`,
-the largest number with :math:`P(\mathrm{Bin}(n, \text{rate}) \le c) \le \delta`, where n counts the examples of the
-class that the demand is about. A lower threshold has more false alarms, for the population and for the sample. So if
-some threshold of at most c false alarms breaks the demand, then the highest one that breaks it has at most c, too, and
-that happens with probability :math:`\delta` at most. The bound therefore holds for all such thresholds at once, however
-one of them is chosen, whatever the distribution of scores is, and with ties (Tong, Feng and Li, *Neyman-Pearson
-classification algorithms and NP receiver operating characteristics*, Science Advances 2018).
+**Guarantees.** A demand is met on the examples at hand if a threshold makes few enough errors of its kind. It is met on
+new examples, too, with confidence :math:`1 - \delta`, if the errors are at most :math:`c`, the largest number with
+:math:`P(\mathrm{Bin}(n, \text{rate}) \le c) \le \delta`, where n counts the examples of the class that the demand is
+about. A lower threshold has more false alarms, for the population and for the sample. So if some threshold of at most c
+false alarms breaks the demand, then the highest one that breaks it has at most c, too, and that happens with
+probability :math:`\delta` at most. The bound therefore holds for all such thresholds at once, however one of them is
+chosen, whatever the distribution of scores is, and with ties (Tong, Feng and Li, *Neyman-Pearson classification
+algorithms and NP receiver operating characteristics*, Science Advances 2018).
 
 With groups, each counts as one draw, and its error is the share of its examples that are decided wrongly. Such shares
 have heavier tails than counts by a factor of e at most (Bentkus, *On Hoeffding's inequalities*, Annals of Probability
@@ -220,15 +220,15 @@ def decision_threshold(
     thresholds are equally good, it is the one with the fewest false alarms. The threshold lies halfway between the
     lowest score that it calls positive and the next lower one, so that rounding of scores changes no decision.
 
-    Where no threshold meets all demands, ``"max_sensitivity"`` keeps to all but ``min_tpr`` and ``"max_specificity"``
-    to all but ``max_fpr``; where none does even that, as infinite scores of negatives allow none, and by the other
-    criteria it is the threshold that is nearest to what is asked for. :meth:`Decisions.lies_in` tells.
+    If no threshold meets all demands, ``"max_sensitivity"`` gives up ``min_tpr`` and ``"max_specificity"`` gives up
+    ``max_fpr``. If that is not enough, and with the other criteria, the threshold nearest to the demands is taken.
+    :meth:`Decisions.lies_in` tells whether it lies in the rectangle.
 
-    **New examples.** The rates are those of these examples, and about every second time a demand that holds here with
-    nothing to spare is broken on new ones. With ``confidence`` the threshold leaves as much room as it takes: over
-    samples of such examples, ``min_tpr`` or ``max_fpr`` is broken for the population with a probability of at most ``1
-    - confidence`` in total, whatever the scores' distribution. ``guaranteed`` of the result names the demands for which
-    this holds. It takes examples that neither trained the model nor chose its weights.
+    **New examples.** A demand that is just met on these examples is broken on new ones about every second time. With
+    ``confidence`` the threshold leaves enough room: ``min_tpr`` or ``max_fpr`` is broken for the population with a
+    probability of at most ``1 - confidence`` in total, whatever the distribution of the scores is. ``guaranteed`` of
+    the result names the demands for which this is true. The examples must have neither trained the model nor chosen its
+    weights.
 
     Args:
         preds: scores ``(N,)`` or ``(N, 1)``, a tensor, array or list of any real dtype; larger means more positive.
@@ -242,25 +242,26 @@ def decision_threshold(
         cost_ratio: for ``"min_cost"``, what a missed positive costs, in false alarms.
         ignore_index: label of rows to leave out.
         validate_args: check arguments and values; costs a pass over the data.
-        confidence: with which the demands are to hold for new examples, in (0, 1); ``None`` for these alone.
+        confidence: how sure it must be that new examples meet the demands, in (0, 1); ``None`` asks only these
+            examples.
         min_precision: lower bound of the precision, in (0, 1]; it comes without a guarantee.
         max_alert_rate: upper bound of the share of examples that are called positive (an alert budget), in (0, 1]; it
             comes without a guarantee, too.
-        groups: which examples belong together, such as those of a patient: numbers or texts, one each. The
-            guarantee is then of the mean over groups of the share of a group's negatives, or positives, that is decided
-            wrongly, for new groups.
-        sample_weight: what each example counts, of the same shape, at least 0. For the share of positives of a
-            population that was sampled unevenly, give each class a weight. A guarantee needs one weight a class.
+        groups: which examples belong together, such as those of a patient: numbers or texts, one each. The guarantee is
+            then for new groups. It bounds the mean over groups of the share of a group's negatives, or positives, that
+            are decided wrongly.
+        sample_weight: what each example counts, of the same shape, at least 0. If the classes were sampled unevenly,
+            give each the weight that restores its share. A guarantee needs equal weights within a class.
 
     Returns:
-        The threshold, infinite where it is best to call nobody positive but whose score is infinite, and the counts;
-        ``None``, with a :class:`TPAUCWarning`, if a class has no example or, unchecked, a score is nan.
+        The threshold and the counts. The threshold is infinite where it is best to call nobody positive, infinite
+        scores apart. ``None``, with a :class:`TPAUCWarning`, if a class has no example or, unchecked, a score is nan.
 
     Raises:
         ArgumentError: if an argument is out of range, shapes differ, ``target`` has other labels or ``preds`` holds
             nan.
-        TooFewExamplesError: if there are too few examples for ``confidence``, with how many it takes and what these
-            allow.
+        TooFewExamplesError: if there are too few examples for ``confidence``; it says how many are needed, and what
+            these allow.
 
     Example:
         >>> preds, target = torch.tensor([0.9, 0.8, 0.7, 0.6, 0.5]), torch.tensor([1, 0, 1, 1, 0])
@@ -420,7 +421,7 @@ def precision_at_alert_rate(
 ) -> Tensor:
     """Share of positives among the examples with the highest scores: the precision of an alert budget.
 
-    Of examples with equal scores, of which only some fit into the budget, the expected share of positives counts.
+    If only some of several examples with equal scores fit into the budget, the expected share of positives counts.
 
     Args:
         preds: scores ``(N,)`` or ``(N, 1)``, a tensor, array or list of any real dtype; larger means more positive.

@@ -56,8 +56,8 @@ class PowerForm:
 class Surrogate:
     r"""A surrogate loss of score differences, never negative.
 
-    The paper's theory wants it convex. The exact dual solution wants it non-decreasing only, so it stays exact for the
-    bounded ``ramp`` and ``smooth_ramp``; the proofs of convergence do not cover these.
+    The paper's proofs need a convex one. The exact dual solution needs a non-decreasing one only, so it is exact for
+    the bounded ``ramp`` and ``smooth_ramp``, too.
 
     Attributes:
         name: how it is called in arguments and configs.
@@ -65,8 +65,8 @@ class Surrogate:
         derivative: l', elementwise on a float tensor.
         inverse: the largest t with l(t) <= v, elementwise; -inf where no t is, inf where all are. ``None`` if unknown;
             needed with ``power``, where pair (i, j) is active iff :math:`h_j > h_i + l^{-1}(s_i)`.
-        monotone: whether l is non-decreasing. If it is, the highest negatives cost every positive most, which the
-            exact dual solution relies on.
+        monotone: whether l is non-decreasing. If so, the highest negatives cost every positive most, as the exact dual
+            solution needs.
         power: set if sorting can evaluate all pairs; ``None`` evaluates them densely. A tuple of several pieces, with
             falling margins and none of them two-sided, stands for their sum, which must be ``monotone``.
 
@@ -207,9 +207,8 @@ def get_surrogate(surrogate: str | Surrogate, margin: float = 1.0, scale: float 
                    / 2m^2`
     ============== ============================================ ======== ====== =========
 
-    The ramps rise from 0 to 1, on [-m, 0] and on [-m, m], and cost a hopeless pair no more than a wrong one.
-    A pair that is further on the wrong side has no gradient: from 0 on with the ramp, with which networks therefore
-    train worse than with the smooth one.
+    The ramps rise from 0 to 1, on [-m, 0] and on [-m, m], so a hopeless pair costs no more than a wrong one. A pair
+    beyond that has no gradient. With the ramp all wrong pairs are beyond, so networks train better with the smooth one.
 
     Args:
         surrogate: a name, or a :class:`Surrogate`, which comes back unchanged and keeps its own margin and scale.
@@ -237,12 +236,12 @@ def get_surrogate(surrogate: str | Surrogate, margin: float = 1.0, scale: float 
 
 
 def register_surrogate(name: str, factory: SurrogateFactory) -> None:
-    """Make a surrogate loss of one's own available by name, in arguments and configs.
+    """Give a surrogate loss of yours a name for arguments and configs.
 
     Args:
         name: a new name.
         factory: called as ``factory(margin, scale)``, returns a :class:`Surrogate` whose ``value`` is never negative,
-            and convex where the paper's theory is to hold. It is called once here, with margin 0.5 and scale 1, to find
+            and convex, as the paper's theory assumes. It is called once here, with margin 0.5 and scale 1, to find
             mistakes early.
 
     Raises:

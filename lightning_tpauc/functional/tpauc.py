@@ -1,12 +1,12 @@
-r"""Two-way partial AUC: exact on raw scores, or binned in constant memory; of one score, several labels or classes.
+r"""Two-way partial AUC: exact on raw scores, or binned in constant memory; for one label, several labels or classes.
 
 With :math:`\theta_0 = 1 -` ``min_tpr`` and :math:`\theta_1 =` ``max_fpr``, the metric is the area of the ROC polyline
 inside the rectangle :math:`[0, \theta_1] \times [1 - \theta_0, 1]`, divided by :math:`\theta_0 \theta_1`. The polyline
 has one vertex per distinct score, so tied scores form a slanted segment (a tied pair counts 1/2), and it is
 interpolated at both borders, so :math:`\theta_0 n_+` and :math:`\theta_1 n_-` need not be whole numbers.
 
-One score per example is one column of scores. Of several columns nothing is pooled: their scores are never compared,
-and an entry that was not measured counts for no class of its label only.
+One score per example is one column of scores. Several columns are never pooled: their scores are not compared, and an
+entry that was not measured is left out of its label alone.
 """
 
 import math
@@ -54,16 +54,15 @@ def two_way_partial_auroc(
 
     With ``task="multilabel"`` each of K columns is ranked by itself, over the entries of the same column of ``target``
     that are 1 or 0. With ``task="multiclass"`` column c ranks the examples of class c, as positives, and all others. A
-    softmax is no monotone function of one column, so logits and probabilities differ there: pass those by which you
-    decide.
+    softmax mixes the columns, so logits and probabilities differ there: pass those by which you decide.
 
     Args:
         preds: scores, ``(N,)`` or ``(N, 1)``, or ``(N, K)`` for K labels or classes: a tensor, array, list or column of
             any real dtype and any range; larger means more positive.
         target: labels: 1 for positives, 0 for negatives, ``ignore_index`` for rows to leave out, in the same shape. For
             labels also nan for what was not measured; for classes ``(N,)``, 0 .. C - 1.
-        min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1); of labels and classes also one
-            each.
+        min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1); a list has one for each label
+            or class.
         max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1]; ``None`` is 1, as in torchmetrics.
         thresholds: ``None`` computes the exact area, O(N) memory and O(N log N) time at worst. A list, 1-D tensor or
             1-D array of thresholds bins the scores and runs straight lines through the ROC points at these thresholds,

@@ -59,7 +59,7 @@ def _refuse_callback(trainer: Trainer, callback: Any) -> None:
             "is frozen, then everything, with the first run's checkpoint as `init_from`."
         )
     elif averages and isinstance(callback, shipped.ModelPruning):
-        reason = "an average keeps no zeros. Prune the trained model with `torch.nn.utils.prune`."
+        reason = "the average of the weights would not be pruned. Prune the trained model with `torch.nn.utils.prune`."
     elif fits and isinstance(callback, (shipped.LearningRateFinder, shipped.BatchSizeFinder)):
         reason = (
             "neither `batch_size` nor how fast the loss falls decides here. Compare `val/tpauc` of short runs, raise "

@@ -20,10 +20,9 @@ _DTYPES = (torch.float32, torch.float64, torch.int64)
 class ScoreMetric(Metric):
     """Base of metrics that need every score: collects them, detached and unchanged, until the epoch ends.
 
-    All subclasses update in the same way, whatever they compute and whichever rows they leave out, so a
-    :class:`~torchmetrics.MetricCollection` keeps one store for any number of them. It never shares that store with
-    torchmetrics' own curves, which squash scores: the states have other names. Memory is 5 bytes per example for
-    float32 scores, on each process for the examples of all when it computes.
+    All subclasses store the same, so a :class:`~torchmetrics.MetricCollection` keeps one store for any number of them.
+    It never shares that store with torchmetrics' own curves, which squash scores: the states have other names. Memory
+    is 5 bytes per example for float32 scores; when a metric computes, each process has the examples of all.
 
     ``row`` is the shape of the scores, and of the labels, of one example; without ``keeps_scores`` something else is
     kept of them.
@@ -65,7 +64,7 @@ class ScoreMetric(Metric):
 
     @eager
     def update(self, preds: Any, target: Any, sample_weight: Any = None) -> None:
-        """Collect one batch, copied: whatever the caller does with its tensors afterwards does not matter.
+        """Collect a copy of one batch, so that the caller may change its tensors afterwards.
 
         Args:
             preds: scores ``(N,)`` or ``(N, 1)``: a tensor, array, list or column of any float or integer dtype. float64

@@ -103,9 +103,9 @@ SHOW: dict[str, Callable[[Any, str, Any, int], object]] = {
 class ROCFigure(Callback):
     """Draws the ROC curve with what decisions reach, ``val/roc``, and the scores of both classes, ``val/scores``.
 
-    The rectangle is the one that was asked for, with the area under the curve. The threshold is that of
-    :class:`~lightning_tpauc.DecisionThreshold`. Of several labels the curves of all are drawn in one picture,
-    ``val/roc``, and the scores of each in one of its own, ``val/scores/NAME``.
+    The rectangle is the final one, with the area under the curve. The threshold is that of
+    :class:`~lightning_tpauc.DecisionThreshold`. With several labels all curves are in one picture, ``val/roc``, and
+    each label's scores are in ``val/scores/NAME``.
 
     The loggers of TensorBoard, Weights & Biases, MLflow (as artifacts) and Comet show them. If a run has none of these,
     there is a :class:`TPAUCWarning` at its start.

@@ -29,7 +29,7 @@ def objective_of(
 class ExactObjective(ScoreMetric):
     r"""Mean surrogate loss over the pairs in the rectangle, F(w) of eq. ``tpauc-o``, on all collected scores.
 
-    Unlike a training step's loss, which is only a direction for the weights, this is what the methods minimise: see
+    A training step's loss only gives a direction for the weights. This is what the methods minimise: see
     :func:`~lightning_tpauc.functional.tpauc_objective`.
 
     Args:

@@ -138,9 +138,9 @@ class Report:
     ) -> dict[str, Tensor]:
         """All values by their names.
 
-        Of several labels, called ``keys``, nothing is pooled: each value is of one label, named ``metric/label``, and
-        ``metric`` is the mean of those that are not nan. A user's metric that has ``num_labels`` is of all at once, and
-        so is ``accuracy``, where labels are classes: every example has exactly one.
+        Several labels, called ``keys``, are never pooled: each has its value, named ``metric/label``, and ``metric`` is
+        the mean of those that are not nan. A user's metric that has ``num_labels`` takes all at once, and so does
+        ``accuracy``, if labels are classes: every example has exactly one.
         """
         joint = [name for name, metric in self.metrics.items() if keys and getattr(metric, "num_labels", None)]
         measured, decided = [], []

@@ -23,19 +23,19 @@ class TwoWayPartialAUROC(ScoreMetric):
     r"""Area of the ROC polyline inside the rectangle [0, max_fpr] x [min_tpr, 1], over the rectangle's area.
 
     The definition, its conventions for ties and borders, and what the value means are those of
-    :func:`~lightning_tpauc.functional.two_way_partial_auroc`. Scores are ranked as they come, never squashed; those of
-    several labels or classes each by themselves. Over several processes the value is that of all their examples
+    :func:`~lightning_tpauc.functional.two_way_partial_auroc`. Scores are ranked as they come, never squashed; each of
+    several labels or classes is ranked by itself. With several processes the value is that of all their examples
     together, also if some processes have none.
 
     Args:
-        min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1); of labels and classes also one
-            each.
+        min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1); a list has one for each label
+            or class.
         max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1]; ``None`` is 1, as in torchmetrics.
         thresholds: ``None`` keeps every score, O(N) memory, and is exact. A list, 1-D tensor or 1-D array of T
             thresholds, or an int T for as many evenly spaced ones on [0, 1] (which needs scores in [0, 1]), keeps
             counts only: O(T) memory, straight lines between the thresholds' ROC points.
-        ignore_index: label of rows, of several labels of entries, that count for neither class. Entries that are nan,
-            in float targets of several labels, were not measured either.
+        ignore_index: label of rows that count for neither class, or of entries if there are several labels. There, nan
+            entries of a float target do not count, either.
         validate_args: check arguments, and the values of every batch; set to ``False`` to save a synchronisation with
             the device per batch.
         task: ``"binary"``, ``"multiclass"`` (each class against all others) or ``"multilabel"``.
@@ -168,7 +168,7 @@ class TwoWayPartialAUROC(ScoreMetric):
         """The whole ROC polyline over all examples, on all processes: ``(fpr, tpr, thresholds)``, each ``(V,)``.
 
         Each vertex holds the rates of ``score >= threshold``; the first threshold is infinite, and vertices inside
-        straight pieces are left out, as in scikit-learn. All are float64, and nan if a score is. Of several labels or
+        straight pieces are left out, as in scikit-learn. All are float64, and nan if a score is. With several labels or
         classes all three are lists, with an entry for each.
 
         Under several processes all of them have to call this.
@@ -193,7 +193,7 @@ class TwoWayPartialAUROC(ScoreMetric):
         others: Mapping[str, TwoWayPartialAUROC] | None = None,
         label: str = "this",
     ) -> Any:
-        """Draw the ROC curve, the rectangle, and the area that the metric measures; of several all their curves.
+        """Draw the ROC curve, the rectangle, and the area that the metric measures; with several labels all curves.
 
         Under several processes all of them have to call this.
 

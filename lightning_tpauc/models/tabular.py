@@ -6,9 +6,8 @@ from torch import Tensor, nn
 class Linear(nn.Module):
     """Linear scores h_w(x) = w^T x (+ b).
 
-    Weights start at zero: with a convex surrogate the objective is convex in w, so no random start is needed and runs
-    with different seeds differ by their batches alone. The bias shifts all scores alike, so the pairwise losses leave
-    it where it is; cross-entropy needs it.
+    Weights start at zero: with a convex surrogate the objective is convex in w, so runs with different seeds differ by
+    their batches alone. The bias shifts all scores alike, so pairwise losses leave it as it is; cross-entropy needs it.
 
     Args:
         num_features: number of features of an example.
@@ -40,8 +39,8 @@ class MLP(nn.Module):
         num_features: number of features of an example.
         hidden_features: width of each hidden layer; ``()`` gives a linear model with random start.
         dropout: probability of zeroing a hidden unit while training, in [0, 1).
-        batch_norm: whether to normalise every hidden layer before its ReLU. Batches of the TPAUC methods hold far more
-            positives than the data set, so running statistics differ from those of the test set; off by default.
+        batch_norm: whether to normalise every hidden layer before its ReLU. Batches of the TPAUC methods have far more
+            positives than the data set, so its running statistics do not fit the test set.
         num_labels: number of labels, K; every one gets a score of its own.
 
     Example:

@@ -54,9 +54,9 @@ class ResNet3D(nn.Module):
     """ResNet-18 with 3 x 3 x 3 convolutions: torchvision's ``r3d_18`` from random weights, with a stem for volumes.
 
     The stem of ``r3d_18`` is made for video: three colours, and a 3 x 7 x 7 kernel that halves height and width but not
-    the first axis, which is time there. The axes of a volume are equals and 28 voxels a side leave little to throw
-    away, so the stem is a 3 x 3 x 3 convolution with the same stride along all axes, without pooling, as in ResNets for
-    small images. With ``stem_stride=1`` the four stages work at 28, 14, 7 and 4 voxels a side; for 64 voxels a side
+    the first axis, which is time there. A volume's axes are alike, and 28 voxels a side leave little to throw away, so
+    the stem is a 3 x 3 x 3 convolution with the same stride along all axes, without pooling, as in ResNets for small
+    images. With ``stem_stride=1`` the four stages work at 28, 14, 7 and 4 voxels a side; for 64 voxels a side
     ``stem_stride=2`` gives 32, 16, 8 and 4 at about the cost of 28 (ceil(64 / 2) = 32). 33.1 million parameters: meant
     for a GPU; :class:`~lightning_tpauc.models.CNN3D` is the one for CPUs.
 

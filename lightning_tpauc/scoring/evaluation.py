@@ -136,8 +136,8 @@ class Evaluation(Callback):
             if 0.0 <= low <= high - 0.5 <= 0.5 and ("range", "") not in self._said:
                 self._said.add(("range", ""))
                 warn_on_rank_zero(
-                    f"All scores of the validation lie in [0, 1], from {low:.3g} to {high:.3g}: leave a sigmoid out of "
-                    f"the model, since {type(module.algorithm).__name__} is made for raw scores.",
+                    f"All scores of the validation lie in [0, 1], from {low:.3g} to {high:.3g}. If the model ends in a "
+                    f"sigmoid, leave it out: {type(module.algorithm).__name__} is made for raw scores.",
                     category=TPAUCAdvice,
                 )
 

@@ -216,7 +216,7 @@ def _taken_apart(batch: Any, known: Any, *, may_lack: bool = False) -> tuple[Any
         trained = "what was trained on is unknown" if known is None else f"the model was trained on inputs {known}"
         expected = "inputs or (inputs, target)" if may_lack else "(inputs, target)"
         raise ArgumentError(
-            f"Expected batches {expected}, but got {len(batch)} entries, and {trained}: nobody knows which of them is "
+            f"Expected batches {expected}, but got {len(batch)} entries, and {trained}: it can't be told which is "
             "the label. Let the data set return pairs, several inputs as a tuple of their own: `((a, b), target)`."
         )
     return entries._replace(labelled=labelled).inputs_of(batch), batch[-1] if labelled else None

@@ -27,16 +27,16 @@ class PredictionWriter(Callback):
     r"""Writes the scores of ``Trainer.predict`` to one CSV file with the columns ``example_id`` and ``score``.
 
     A module that has a threshold adds ``decision``, 1 or 0, and before it ``probability`` if its scores are calibrated;
-    see :class:`~lightning_tpauc.DecisionThreshold`. Of several labels each has columns of its own, such as
-    ``score_liver`` and ``decision_liver``. A decision is left empty where there is none: the score is nan, which one
-    line says, or the label has no threshold.
+    see :class:`~lightning_tpauc.DecisionThreshold`. With several labels each has its columns, such as ``score_liver``
+    and ``decision_liver``. A decision is empty if the score is nan, which a warning says, or if the label has no
+    threshold.
 
-    Rows are sorted by ``example_id``, the position in the predicted data set. Where the data module knows what its rows
-    are called (see ``ids`` of :class:`~lightning_tpauc.PosNegDataModule`), ``id`` follows. Every example is there once,
-    even if several processes predict. A ``DataLoader`` may shuffle, or take only some of the examples: its batch
-    sampler tells which ones it took. Examples of a stream, and of an iterable that is no ``DataLoader``, are numbered
-    in the order in which they come. Such an iterable may hide a loader that shuffles, so there is a warning. Scores are
-    raw, whatever the module's ``score_activation`` is, and have all their digits.
+    Rows are sorted by ``example_id``, the position in the predicted data set. ``id`` follows if the data module has
+    names of the rows (``ids`` of :class:`~lightning_tpauc.PosNegDataModule`). Every example is there once, even if
+    several processes predict. A ``DataLoader`` may shuffle, or skip examples: its batch sampler tells which ones it
+    took. Examples of a stream, and of an iterable that is no ``DataLoader``, are numbered in the order in which they
+    come. Such an iterable may hide a loader that shuffles, so there is a warning. Scores are raw, also with
+    ``score_activation="sigmoid"``, and have all their digits.
 
     The file takes the place of an earlier one when it is complete.
 
@@ -44,7 +44,7 @@ class PredictionWriter(Callback):
         path: the file, which ends in ``.csv``; ``None`` is ``predictions.csv`` in the Trainer's log folder.
 
     Raises:
-        ArgumentError: if ``path`` ends in something else, is a folder, or lies in none.
+        ArgumentError: if ``path`` ends in something else, is a folder, or its folder can't be made.
         UnsupportedError: if there are several data loaders, if it is unknown which examples a batch holds, or if
             ``predict_step`` does not return a dictionary with ``"score"``.
 
@@ -128,7 +128,7 @@ class PredictionWriter(Callback):
             self._write(columns)
             missing = torch.stack([own.isnan() for name, own in columns.items() if name.startswith("score")]).any(0)
             if missing.any():
-                text = f"{int(missing.sum())} of {len(missing)} predictions are nan, which decides nothing"
+                text = f"{int(missing.sum())} of {len(missing)} predictions are nan and get no decision"
                 warn_on_rank_zero(f"{text}: look for nan in their inputs.")
             rank_zero_info(f"Predictions written to {self.path}")
         self._parts, self._loader = [], None
@@ -136,7 +136,7 @@ class PredictionWriter(Callback):
     def _write(self, columns: dict[str, Tensor]) -> None:
         ids, first = np.unique(columns["example_id"].numpy(), return_index=True)
         if again := len(columns["example_id"]) - len(ids):
-            text = f"{again} predictions are of examples that had one already: the first is written."
+            text = f"{again} predictions came for examples that had one already: only the first is written."
             warn_on_rank_zero(text)
         texts = {name: _texts(name, column[first].tolist(), column.dtype) for name, column in columns.items()}
         if (called := getattr(self._loader, "ids", None)) is not None:

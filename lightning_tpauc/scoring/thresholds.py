@@ -68,10 +68,10 @@ class OperatingPoint:
     Attributes:
         choices: of each output; ``None`` where a class was missing.
         criterion: by which they were chosen.
-        step: how many training batches the weights had seen that gave the scores.
+        step: how many training batches the weights that gave the scores had seen.
         cost_ratio: for ``"min_cost"``, what a missed positive costs, in false alarms.
         names: of the labels, in the order of the outputs; ``None`` for a model with one output.
-        confidence: with which the rectangle's bounds were to hold for new examples; ``None`` if that was not asked for.
+        confidence: how sure it had to be that new examples keep the rectangle's bounds; ``None`` if that was not asked.
         min_precision: lower bound of the precision.
         max_alert_rate: upper bound of the share that is called positive.
         held_out: whether the examples neither trained the model nor chose its weights.
@@ -199,7 +199,7 @@ precision 0.882 (0.725 to 0.967), with exact 95% intervals.
             claim += f"No guarantee of {' and '.join(lost)}: ask for less, or take more examples. " if lost else ""
         if plain is not None and plain[1:3] != used[1:3]:
             claim = (
-                f"{claim.strip()} The room for new examples costs: sensitivity {used.sensitivity:.3f} instead of "
+                f"{claim.strip()} The room for new examples has a price: sensitivity {used.sensitivity:.3f} instead of "
                 f"{plain.sensitivity:.3f}, FPR {1 - used.specificity:.3f} instead of {1 - plain.specificity:.3f}."
             )
         return claim.strip()
@@ -242,39 +242,40 @@ def _described(found: Decisions, point: OperatingPoint) -> str:
 class DecisionThreshold(Callback):
     r"""Chooses the threshold that decides, for the weights that training leaves.
 
-    It lies in the trained rectangle where any does; see :func:`~lightning_tpauc.functional.decision_threshold`. Every
-    validation chooses one anew for the weights and the rectangle that the module has, and logs ``val/threshold``,
+    It lies in the trained rectangle if any does; see :func:`~lightning_tpauc.functional.decision_threshold`. Every
+    validation chooses anew, for the module's weights and rectangle, and logs ``val/threshold``,
     ``val/sensitivity_at_threshold``, ``val/specificity_at_threshold`` and ``val/precision_at_threshold``. Checkpoints
-    hold the threshold beside the weights that it was chosen for. After ``Trainer.fit`` it is that of the weights that
-    the module holds, and a line says what it does.
+    have the threshold beside the weights that it was chosen for. After ``Trainer.fit`` it is that of the module's
+    weights, and a line says what it does.
 
     **Which examples choose.** Those that the data module keeps apart for it, ``calibration_dataset`` or
-    ``calibration_fraction``, which neither train the model nor choose its weights: the demands then hold for new
-    examples with the ``confidence`` that is asked for. With ``groups`` the groups are counted, and not their examples.
-    Without such a part it is the validation data, whose rates are somewhat too good; then nothing is guaranteed.
+    ``calibration_fraction``, which neither train the model nor choose its weights: new examples then meet the demands
+    with the given ``confidence``. With ``groups`` the groups are counted, and not their examples. Without such a part
+    the validation data choose, whose rates are somewhat too good; then nothing is guaranteed.
 
     - ``module.threshold`` is the number, also after ``load_from_checkpoint``; ``module.operating_point`` says more.
     - ``Trainer.test`` logs the same for the test data, each with the exact (Clopper-Pearson) 95% interval,
-      ``test/sensitivity_at_threshold_lower`` and ``_upper``. With ``groups`` the rows of a group count for as many
-      independent examples as they tell as much as (Korn and Graubard).
+      ``test/sensitivity_at_threshold_lower`` and ``_upper``. With ``groups`` the interval is wider, since rows of a
+      group are not independent (Korn and Graubard).
     - ``Trainer.predict`` returns ``decision``, and ``probability`` if it is calibrated, beside ``score``;
       :class:`~lightning_tpauc.PredictionWriter` writes them. An example whose score is nan has the decision -1.
 
     The module adds this callback with its defaults if the Trainer has none; ``Trainer.validate`` then chooses as the
-    module's threshold was chosen before. Pass your own to choose by something else, also for a model that is trained
-    already: ``Trainer(callbacks=[DecisionThreshold("f1")]).validate(module, data)``. A validation whose data lack a
-    class leaves a threshold alone that was chosen for these weights and this rectangle.
+    module's threshold was chosen before. Pass your own to choose by another criterion, also for a model that is trained
+    already: ``Trainer(callbacks=[DecisionThreshold("f1")]).validate(module, data)``. If the validation data lack a
+    class, a threshold for these weights and this rectangle stays as it is.
 
     Args:
         criterion: ``"youden"`` (the largest sum of sensitivity and specificity), ``"f1"``, ``"min_cost"``,
             ``"max_sensitivity"`` at a false positive rate of at most ``max_fpr``, or ``"max_specificity"`` at a true
             positive rate of at least ``min_tpr``.
-        cost_ratio: for ``"min_cost"``, what a missed positive costs, in false alarms, at the share of positives that
-            the data have.
-        calibration: how scores become probabilities, which hold at that share, too: ``"isotonic"``, ``"sigmoid"``
+        cost_ratio: for ``"min_cost"``, what a missed positive costs, in false alarms; positives are taken to be as
+            frequent as in the data.
+        calibration: how scores become probabilities, for the same frequency of positives: ``"isotonic"``, ``"sigmoid"``
             (Platt), ``"auto"`` (isotonic from 1000 examples of each class on) or ``None``. No decision changes by it.
-        confidence: with which the rectangle's bounds are to hold for new examples, in (0, 1); ``None`` for these alone.
-            With too few examples the threshold is chosen without, and a line says what they would allow.
+        confidence: how sure it must be that new examples keep the rectangle's bounds, in (0, 1); ``None`` asks only
+            these examples. If they are too few, the threshold comes without a guarantee, and a line says what they
+            would allow.
         min_precision: lower bound of the precision, on these examples.
         max_alert_rate: upper bound of the share of these examples that is called positive.
 
@@ -413,5 +414,5 @@ def recorded_point(module: Any, state: Mapping[str, Any] | None) -> OperatingPoi
     point = None if state is None else OperatingPoint.from_dict(state)
     if point is None or point.is_for(rectangles_of(module)):
         return point
-    rank_zero_info("The checkpoint's threshold is of another rectangle: left out. `Trainer.validate` chooses one.")
+    rank_zero_info("The checkpoint's threshold, for another rectangle, is not used: `Trainer.validate` chooses one.")
     return None

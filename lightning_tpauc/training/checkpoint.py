@@ -65,7 +65,7 @@ def save(module: ScoringModel, checkpoint: dict[str, Any], trainer: Trainer | No
                 "Save between steps; under SLURM, pass `plugins=[SLURMEnvironment(auto_requeue=False)]`."
             )
         if state.phase is Phase.IN_STEP:
-            warn_on_rank_zero("This checkpoint is saved amid a training step: a resumed run takes half of it twice.")
+            warn_on_rank_zero("This checkpoint is saved amid a training step: a resumed run repeats half of it.")
         reshard(module)
         if world_size() > 1 and not alone:
             agree_on_statistics(module, state.average)  # the file holds rank 0's statistics for all ranks

@@ -97,7 +97,7 @@ def say_which_weights(module: ScoringModel) -> None:
         by = f"val/tpauc {area:.4f}" if area > 0.0 else f"val/auroc {auroc:.4f}, as val/tpauc was always 0,"
         rank_zero_info(
             f"The model has the weights that validated best: {by} after {best.step} of {state.batches_seen} steps. "
-            "Checkpoints hold those of their own step, unless ModelCheckpoint has monitor='val/tpauc', mode='max'."
+            "ModelCheckpoint saves them if it has monitor='val/tpauc', mode='max', and else those of its last epoch."
         )
 
 

@@ -25,8 +25,8 @@ class DampedAdam(Optimizer):
     r"""Adam that moves a weight less if its gradients are small beside those of other weights of the same output.
 
     Adam divides each weight's mean gradient by the root of its own mean square :math:`\sqrt{v_{ij}}`. So the weights of
-    inputs that say nothing move as fast as those of inputs that matter, and a few positives with many inputs are learnt
-    by heart within a few steps. Here the divisor is
+    inputs that say nothing move as fast as those of inputs that matter, and a few positives with many inputs are
+    memorised within a few steps. Here the divisor is
 
     .. math:: \min\bigl(\max_k \sqrt{v_{ik}},\ 3 \sqrt{v_{ij}}\bigr) + \epsilon
 

@@ -64,7 +64,7 @@ class StageCallback(Callback):
     STACO2 the weights and the thresholds become their averages, to which the next stage is pulled, and the dual
     weights restart.
 
-    The module adds this callback with its defaults if the Trainer has none.
+    The module adds it with its defaults if the Trainer has none.
 
     Args:
         every_n_epochs: length of the first stage in epochs. Ignored where ``every_n_steps`` is given.
@@ -73,16 +73,16 @@ class StageCallback(Callback):
         averaging: how a method without stages (STACO1) averages: ``"polynomial"`` gives the weights of step k a share
             of about :math:`k^8`, which forgets the start without knowing the run's length; ``"uniform"`` is the
             paper's mean. The average over a stage is uniform.
-        shrink_rectangle: begin with the rectangle (0, 1), where every pair counts, and shrink it to the one that was
-            asked for over the first half of the run (at most 20 epochs). It stops where the loss, on training or on
-            validation scores, comes near that of a model that gives all the same score. ``False`` trains the
-            rectangle that was asked for from the first step on, as the paper does.
+        shrink_rectangle: begin with the whole square, where every pair counts, and shrink it to your rectangle over the
+            first half of the run (at most 20 epochs). It stops if the loss, on training or on validation scores, comes
+            near that of a model that gives all the same score. ``False`` trains your rectangle from the first step on,
+            as the paper does.
         keep_best: leave the weights that validated best (by ``val/tpauc``, then ``val/auroc``) in the model after
             training instead of the last ones. Training itself is the same. A run that ends before its first validation
-            validates at its end. Where a callback prunes or unfreezes weights amid the training, the last ones stay.
-        scores: the training scores that the exact dual variables are solved from: those that are ``"remembered"`` from
-            the stage's steps, which cost nothing and are at most a stage old, or those of a ``"forward"`` pass over the
-            training set without gradients.
+            validates at its end. If a callback prunes or unfreezes weights, the last ones stay.
+        scores: the training scores from which the dual variables are solved. ``"remembered"`` takes those of the
+            stage's steps, which cost nothing and are at most a stage old; ``"forward"`` makes a pass over the training
+            set.
 
     Raises:
         ArgumentError: if an argument is out of range.
@@ -136,6 +136,7 @@ class StageCallback(Callback):
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Check the run, and load the weights of ``init_from``."""
         state, evaluation = pl_module.training_state, evaluation_of(trainer)
         _require_one_optimizer(trainer)
         guards.require_agreement(lambda: guards.shared_settings(trainer, pl_module))
@@ -154,6 +155,7 @@ class StageCallback(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Allocate what training remembers; start it, or restore it from a checkpoint."""
         _give_shapes(trainer, pl_module)
         reshard(pl_module)
         prebuild_ddp_buckets(trainer)
@@ -167,6 +169,7 @@ class StageCallback(Callback):
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Put the last weights back after a validation, and learn what the inputs consist of."""
         state: TrainingState = pl_module.training_state
         state.restore_last_iterate()  # where a validation has shown the average
         self._batches_before = state.batches_seen
@@ -176,6 +179,7 @@ class StageCallback(Callback):
 
     @override
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Optimizer) -> None:
+        """Clip the gradient, and add the pull to the weights at the stage's start."""
         state, coefficient = pl_module.training_state, pl_module.algorithm.proximal_coefficient
         clips_itself = type(pl_module).configure_gradient_clipping is not LightningModule.configure_gradient_clipping
         clips = clips_itself or pl_module.gradient_clip_val is not None
@@ -198,6 +202,7 @@ class StageCallback(Callback):
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Check that one step was taken, end a stage that is over, and shrink the rectangle."""
         state = pl_module.training_state
         taken = state.batches_seen - self._batches_before
         if taken != 1:
@@ -216,6 +221,7 @@ class StageCallback(Callback):
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Log how training goes; validate at the end of a run that has not validated yet."""
         state = pl_module.training_state
         steps, epochs = trainer.max_steps, trainer.max_epochs
         over = 0 <= steps <= trainer.global_step or (epochs is not None and 0 <= epochs <= trainer.current_epoch + 1)
@@ -241,6 +247,7 @@ class StageCallback(Callback):
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Keep the weights if they are the best so far."""
         state = pl_module.training_state
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             step_plateau_schedulers(trainer, state.batches_seen, "validation")
@@ -260,10 +267,12 @@ class StageCallback(Callback):
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Put the last weights back if the model has the average."""
         pl_module.training_state.restore_last_iterate()
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Leave the best weights, or the average, in the model, and say which."""
         state = pl_module.training_state
         self._leave_result(trainer, pl_module)
         if state.rectangle_schedule is not None:

@@ -402,8 +402,8 @@ class TrainingState:
         for name in ("anchor", "mean") if average is not None else ():
             if [t.shape for t in getattr(average, name)] != [t.shape for t in state["average"][name]]:
                 raise CheckpointError(
-                    "The checkpoint's run kept other anchors and averages: `gamma` was changed between infinity "
-                    "(STACO1) and a number (STACO2), or what is trained was. Restore it."
+                    "The checkpoint's run averaged other weights: `gamma` was changed between infinity (STACO1) and a "
+                    "number (STACO2), or other layers are frozen. Go back to its settings."
                 )
         for name in _PARTS:
             if getattr(self, name) is not None and name in state:

@@ -123,7 +123,7 @@ def test_two_processes_equal_one(name):
 
 
 def test_lbfgs_needs_a_function_that_stays_the_same():
-    with pytest.raises(UnsupportedError, match="LBFGS needs one function for all steps, as `FullBatch` has: not STACO"):
+    with pytest.raises(UnsupportedError, match="LBFGS needs one loss for all steps: STACO draws batches"):
         fit(OPTIMIZERS["lbfgs"], STACO(dual_init="zeros"))
 
 

@@ -237,7 +237,7 @@ def test_what_cant_be_compared_is_refused():
         with pytest.raises(ArgumentError, match="'b' were evaluated on other examples"):
             resampled_areas({"a": [scored(0)], "b": others}, [[CORNER]], 2)
     for target in (torch.zeros(3, 1).long(), torch.tensor([[1, 0], [1, -1], [-1, 0]])):
-        with pytest.raises(ArgumentError, match="lack a class"):
+        with pytest.raises(ArgumentError, match="data of one class"):
             resampled_areas({"a": [Outcome(torch.zeros(target.shape), target)]}, [[CORNER]] * 2, 2)
 
 

@@ -135,7 +135,8 @@ def public_names():
 def test_everything_public_is_in_the_reference():
     text = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
     described = set(re.findall(r"^::: lightning_tpauc\.(?:\w+\.)*(\w+)$", text, re.MULTILINE))
-    assert set(public_names()) == described
+    given = {"GatheredScores", "OperatingPoint"}  # by hooks and attributes
+    assert set(public_names()) | given == described
 
 
 def test_pages_do_not_lie_about_files():

@@ -222,7 +222,7 @@ class SaveAmidStep(Callback):
 
 def test_saving_amid_a_step_warns(tmp_path):
     module, trainer, data = tiny(callbacks=[SaveAmidStep(tmp_path / "amid.ckpt")])
-    with pytest.warns(TPAUCWarning, match="saved amid a training step: a resumed run takes half of it twice"):
+    with pytest.warns(TPAUCWarning, match="saved amid a training step: a resumed run repeats half of it"):
         trainer.fit(module, data)
     module, trainer, data = tiny()
     trainer.fit(module, data, ckpt_path=tmp_path / "amid.ckpt")

@@ -249,7 +249,7 @@ def test_what_does_not_belong_is_refused(broken, tmp_path):
     other.optimizer_factory = lambda p: torch.optim.RMSprop(p, lr=0.01)
     with pytest.raises(CheckpointError, match="written with another optimizer: Adam, but now RMSprop"):
         run(tmp_path, module=other, ckpt=broken)
-    with pytest.raises(CheckpointError, match=r"kept other anchors and averages: .*infinity \(STACO1\) and a number"):
+    with pytest.raises(CheckpointError, match=r"averaged other weights: .*infinity \(STACO1\) and a number"):
         run(tmp_path, module=make_module(gamma=math.inf), ckpt=broken)
     module = make_module()
     module.algorithm.max_fpr = 0.45

@@ -124,7 +124,7 @@ X, ONES, Y = torch.zeros(2, DIM), torch.ones(2, DIM), torch.tensor([0, 1])
             (X, torch.zeros(2, 3)),
             "one label per example in the batches, as the model was trained for, but got shape (2, 3)",
         ),
-        ((X, Y, Y), "but got 3 entries, and what was trained on is unknown: nobody knows which of them is the label"),
+        ((X, Y, Y), "but got 3 entries, and what was trained on is unknown: it can't be told which is the label"),
     ],
 )
 def test_batches_of_another_kind(batch, words):

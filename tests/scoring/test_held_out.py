@@ -89,9 +89,9 @@ def test_a_run_says_what_its_threshold_does_and_what_it_costs(caplog):
     assert f"(max_sensitivity): sensitivity {wanted.sensitivity:.3f} (" in first
     assert first.endswith("with exact 95% intervals.")
     assert second == (
-        "TPR >= 0.3 and FPR <= 0.2 for new examples at 95% confidence. The room for new examples costs: sensitivity "
-        f"{wanted.sensitivity:.3f} instead of {plain.sensitivity:.3f}, FPR {1 - wanted.specificity:.3f} instead of "
-        f"{1 - plain.specificity:.3f}."
+        "TPR >= 0.3 and FPR <= 0.2 for new examples at 95% confidence. The room for new examples has a price: "
+        f"sensitivity {wanted.sensitivity:.3f} instead of {plain.sensitivity:.3f}, FPR {1 - wanted.specificity:.3f} "
+        f"instead of {1 - plain.specificity:.3f}."
     )
 
 

@@ -216,7 +216,7 @@ def test_an_example_without_a_score_has_no_decision(tmp_path):
     x = validation_rows()[1][0].clone()
     x[4, 1] = x[9, 2] = math.nan
     writer = PredictionWriter(str(tmp_path / "p.csv"))
-    with pytest.warns(match="2 of 80 predictions are nan, which decides nothing"):
+    with pytest.warns(match="2 of 80 predictions are nan and get no decision"):
         make_trainer(precision="32-true", callbacks=[writer]).predict(module, PosNegDataModule(predict_dataset=x))
     with (tmp_path / "p.csv").open() as file:
         rows = list(csv.DictReader(file))

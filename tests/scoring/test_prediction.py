@@ -146,7 +146,7 @@ def test_rows_carry_the_positions_that_the_loader_took(tmp_path, options, rows):
 def test_an_example_that_is_taken_twice_has_one_row(tmp_path):
     x, module = make_problem()
     loader = DataLoader(TensorDataset(x), batch_size=3, sampler=[4, 2, 4, 4, 7])
-    with pytest.warns(TPAUCWarning, match="2 predictions are of examples that had one already"):
+    with pytest.warns(TPAUCWarning, match="2 predictions came for examples that had one already"):
         predict(module, loader, tmp_path / "scores.csv")
     check(module, x, tmp_path / "scores.csv", [2, 4, 7])
 
@@ -187,7 +187,7 @@ def test_batches_of_unknown_examples_are_refused(tmp_path, make, message):
 
 @pytest.mark.ddp
 @pytest.mark.parametrize("own", [False, True], ids=["Lightning's sampler", "every process takes all"])
-@pytest.mark.filterwarnings("ignore:.*predictions are of examples that had one.*")
+@pytest.mark.filterwarnings("ignore:.*predictions came for examples that had one.*")
 def test_several_processes_predict_on_a_plain_loader(tmp_path, own):
     x, module = make_problem()
     loader = DataLoader(TensorDataset(x), batch_size=4, shuffle=True)

@@ -106,4 +106,4 @@ def test_a_checkpoint_of_other_weights_than_the_model_is_left_with_is_named(tmp_
     assert module.training_state.best.step < module.training_state.batches_seen
     saved = torch.load(tmp_path / "a.ckpt", weights_only=True)["state_dict"]["backbone.weight"]
     assert torch.equal(saved, module.backbone.weight) is (monitor is not None)
-    assert "Checkpoints hold those of their own step" in caplog.text
+    assert "ModelCheckpoint saves them if it has monitor" in caplog.text
