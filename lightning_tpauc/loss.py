@@ -31,8 +31,8 @@ class TPAUCLoss(nn.Module):
     only ``(1 - min_tpr) * S`` are in the rectangle. If positives are rare, draw them more often.
 
     Training goes best if the rectangle shrinks from the whole square to yours. The loop says how far it is,
-    ``loss.progress = step / total_steps``; from 0.5 on the rectangle has its final size. Without it, it has from the
-    first step.
+    ``loss.progress = step / total_steps``; from 0.5 on it has its final size. If ``progress`` is not set, it has that
+    from the first step.
 
     Args:
         min_tpr: lower bound of the true positive rate, in [0, 1).

@@ -246,7 +246,7 @@ class TPAUCModule(ScoringModel):
 
         A model of several labels has a dictionary with the threshold of each label by its name.
 
-        It was chosen on validation scores by :class:`~lightning_tpauc.DecisionThreshold`, and comes with checkpoints.
+        It comes from :class:`~lightning_tpauc.DecisionThreshold`, and with checkpoints. ``operating_point`` says more.
         """
         return None if self.operating_point is None else self.operating_point.threshold
 
@@ -255,8 +255,8 @@ class TPAUCModule(ScoringModel):
     def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
         """Take one step of the algorithm and of the optimizer.
 
-        A subclass that overrides it calls it once per batch, and may return something else. Only the gradient scaler of
-        ``precision="16-mixed"`` waits for the device, once per step.
+        A subclass that overrides it calls ``super()`` once per batch, and may return something else. Only the gradient
+        scaler of ``precision="16-mixed"`` waits for the device, once per step.
         """
         if not isinstance(batch, PosNegBatch):
             check_training_batch(batch)
@@ -507,7 +507,7 @@ class TPAUCModule(ScoringModel):
         return predicted | (self.operating_point.decide(scores) if self.operating_point is not None else {})
 
     def on_validation_model_zero_grad(self) -> None:
-        """Note the random state before the validation's loader begins, which takes some of its numbers."""
+        """Remember the random state from before a validation, whose loader draws from it; call ``super()``."""
         super().on_validation_model_zero_grad()
         self.training_state.random_before_validation = saved_training.own_random_state()
 
