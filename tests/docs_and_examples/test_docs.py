@@ -6,10 +6,12 @@ import importlib.util
 import json
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import zlib
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import pytest
 
@@ -59,6 +61,22 @@ def test_python_blocks_run_one_after_the_other(name, tmp_cwd):
     for number, (source, needed) in enumerate(python_blocks(TEXTS[name])):
         if all(importlib.util.find_spec(module) for module in needed):
             exec(compile(source, f"{name}.md block {number}", "exec"), names)  # noqa: S102
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_uploaded_to_the_hub_is_of_use(tmp_cwd, monkeypatch):
+    """A folder stands in for the Hub; the calls have the arguments of huggingface_hub."""
+    hub = pytest.importorskip("huggingface_hub")
+    api = create_autospec(hub.HfApi, instance=True)
+    api.upload_folder.side_effect = lambda *, folder_path, repo_id: shutil.copytree(folder_path, repo_id)
+    monkeypatch.setattr(hub, "HfApi", lambda: api)
+    names = {"__name__": "docs"}
+    blocks = re.findall(r"^```\S*python.*?\n(.*?)^```", TEXTS["sharing"], re.MULTILINE | re.DOTALL)[:4]
+    exec("".join([*blocks[:3], 'folder = Path("you/eights")\n', blocks[3]]), names)  # noqa: S102
+    api.create_repo.assert_called_once_with("you/eights")
+    assert names["loaded"].threshold == names["model"].threshold
+    assert "license: apache-2.0" in (tmp_cwd / "you/eights/README.md").read_text()
 
 
 @pytest.mark.slow
