@@ -328,7 +328,7 @@ def test_targets_as_values_hold_for_the_training_set_alone():
 
 
 def test_a_majority_of_positives_is_said_once():
-    with pytest.warns(TPAUCWarning, match=r"^90 % of the labels of `train_dataset` are 1: was the other class"):
+    with pytest.warns(TPAUCWarning, match=r"^90 % of the labels of `train_dataset` are 1, the class to be found"):
         data = ready(Images(range(100)), num_neg=4)
     data.train_dataloader()  # a second warning would be an error
 

@@ -327,7 +327,7 @@ def test_a_sigmoid_that_the_graph_does_not_show_is_named_after_a_validation(meth
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         make_trainer(precision="32-true", max_epochs=2).fit(module, PosNegDataModule((x, y), (x, y)))
-    found = [w for w in caught if "leave a sigmoid out of the model" in str(w.message)]
+    found = [w for w in caught if "If the model ends in a sigmoid, leave it out" in str(w.message)]
     assert len(found) == said
 
 
