@@ -150,12 +150,8 @@ class _Joint(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        own, start = [], 0
-        for k, size in enumerate(ctx.shares[ctx.rank]):
-            begin = start + sum(share[k] for share in ctx.shares[: ctx.rank])
-            own.append(grad[begin : begin + size])
-            start += sum(share[k] for share in ctx.shares)
-        return torch.cat(own) * len(ctx.shares), None, None, None
+        parts = grad.split([share[k] for k in range(3) for share in ctx.shares])
+        return torch.cat(parts[ctx.rank :: len(ctx.shares)]) * len(ctx.shares), None, None, None
 
 
 def _exchange(scores: Tensor, places: Tensor, shares: Shares) -> tuple[Tensor, Tensor]:

@@ -185,43 +185,26 @@ class PAUCI(RecursiveAlgorithm):
         """The saddle function, differentiable with respect to the scores."""
         a, b, s_pos, s_neg, lambda_a, lambda_b, gamma = variables.unbind()
         theta0, theta1 = self.thetas()
-        pos_risk = self._quantile_term(_pos_excess(pos_scores, variables)).mean() / theta0
-        neg_risk = self._quantile_term(_neg_excess(neg_scores, variables)).mean() / theta1
+        pos_excess = (pos_scores - a).square() - 2.0 * (1.0 + gamma) * pos_scores - s_pos
+        neg_excess = (neg_scores - b).square() + 2.0 * (1.0 + gamma) * neg_scores - s_neg
+        pos_risk, neg_risk = (self._quantile_term(excess).mean() for excess in (pos_excess, neg_excess))
         constraint = lambda_a * (a + gamma) - lambda_b * (b - 1.0 - gamma)
-        return s_pos + pos_risk + s_neg + neg_risk - gamma.square() + constraint
+        return s_pos + pos_risk / theta0 + s_neg + neg_risk / theta1 - gamma.square() + constraint
 
-    @torch.no_grad()
     def _gradient(self, pos_scores: Tensor, neg_scores: Tensor, variables: Tensor) -> Tensor:
-        """The derivatives of the saddle function with respect to the variables, in closed form."""
-        a, b, _, _, lambda_a, lambda_b, gamma = variables.unbind()
-        theta0, theta1 = self.thetas()
-        pos_slope = self._quantile_slope(_pos_excess(pos_scores, variables)) / theta0
-        neg_slope = self._quantile_slope(_neg_excess(neg_scores, variables)) / theta1
-        grad_gamma = 2.0 * ((neg_slope * neg_scores).mean() - (pos_slope * pos_scores).mean() - gamma)
-        return torch.stack(
-            [
-                (2.0 * pos_slope * (a - pos_scores)).mean() + lambda_a,
-                (2.0 * neg_slope * (b - neg_scores)).mean() - lambda_b,
-                1.0 - pos_slope.mean(),
-                1.0 - neg_slope.mean(),
-                a + gamma,
-                1.0 + gamma - b,
-                grad_gamma + lambda_a + lambda_b,
-            ]
-        )
+        """The derivatives of the saddle function with respect to the variables."""
+        with torch.enable_grad():
+            moved = variables.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(self._saddle(pos_scores.detach(), neg_scores.detach(), moved), moved)
+        return gradient
 
     def _quantile_term(self, excess: Tensor) -> Tensor:
         """The r of the formula."""
         if self.width is None:
             return softplus(self.kappa * excess, threshold=40.0) / self.kappa
-        slope = self._quantile_slope(excess.detach())
+        # its derivative; the maximum over y is there, so that r may be differentiated at a constant y
+        slope = (0.5 + excess.detach() / (2.0 * self.width)).clamp(0.0, 1.0)
         return slope * excess + self.width * slope * (1.0 - slope)
-
-    def _quantile_slope(self, excess: Tensor) -> Tensor:
-        """Its derivative; the maximum over y is there, so that r may be differentiated at a constant y."""
-        if self.width is None:
-            return torch.sigmoid(self.kappa * excess)
-        return (0.5 + excess / (2.0 * self.width)).clamp(0.0, 1.0)
 
     def _keep(self, step: Tensor, decay: float) -> Tensor:
         r""":math:`1 - c\,\eta_t^2`."""
@@ -244,11 +227,3 @@ def _projected(target: Tensor, variables: Tensor) -> Tensor:
     gamma = torch.maximum(gamma, torch.maximum(-variables[:1], variables[1:2] - 1.0)).clamp_max(1.0)
     bounded = centres.clamp(0.0, 1.0), s_pos.clamp(-4.0, 1.0), s_neg.clamp(0.0, 5.0), multipliers.clamp_min(0.0)
     return torch.cat([*bounded, gamma])
-
-
-def _pos_excess(scores: Tensor, variables: Tensor) -> Tensor:
-    return (scores - variables[0]).square() - 2.0 * (1.0 + variables[6]) * scores - variables[2]
-
-
-def _neg_excess(scores: Tensor, variables: Tensor) -> Tensor:
-    return (scores - variables[1]).square() + 2.0 * (1.0 + variables[6]) * scores - variables[3]

@@ -326,19 +326,12 @@ def scaffold_split(
     for position, scaffold in enumerate(scaffolds):
         groups.setdefault(scaffold, []).append(position)
     # With rounding, 0.8 * 10 + 0.1 * 10 may be slightly below 9.
-    train_limit = fractions[0] * len(scaffolds) + 1e-9
-    both_limit = (fractions[0] + fractions[1]) * len(scaffolds) + 1e-9
-    train: list[int] = []
-    val: list[int] = []
-    test: list[int] = []
+    limits = [share * len(scaffolds) + 1e-9 for share in (fractions[0], fractions[0] + fractions[1])]
+    parts: tuple[list[int], list[int], list[int]] = [], [], []
     for group in sorted(groups.values(), key=lambda members: (len(members), members[0]), reverse=True):
-        if len(train) + len(group) <= train_limit:
-            train += group
-        elif len(train) + len(val) + len(group) <= both_limit:
-            val += group
-        else:
-            test += group
-    return train, val, test
+        fits = (k for k, limit in enumerate(limits) if sum(map(len, parts[: k + 1])) + len(group) <= limit)
+        parts[next(fits, 2)].extend(group)
+    return parts
 
 
 def read_smiles(path: Path, smiles_column: str, columns: Sequence[str]) -> Iterator[tuple[int, str, list[float]]]:

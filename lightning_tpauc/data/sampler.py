@@ -197,12 +197,11 @@ class LabelRows:
         self.positives = tuple(self.rows[column == 1] for column in own.T)
         #: How many positives each label has.
         self.num_positives = tuple(map(len, self.positives))
-        #: Rows that are positive, that are negative, and that are known, for at least one label.
-        self.some_positive, self.negatives, self.measured = (
-            self.rows[found.any(axis=1)] for found in (own == 1, own == 0, own >= 0)
+        positive, negative = (own == 1).any(axis=1), (own == 0).any(axis=1)
+        #: Rows that are known for at least one label; that are positive for one; and that are only negative.
+        self.measured, self.some_positive, self.others = (
+            self.rows[found] for found in (positive | negative, positive, negative & ~positive)
         )
-        #: Rows that are negative for at least one label, and positive for none.
-        self.others: Indices = np.setdiff1d(self.negatives, self.some_positive, assume_unique=True)
 
     def require_both(self) -> None:
         """Raise :class:`DataError` if a label has no positive or no negative."""

@@ -232,13 +232,9 @@ def pairwise_terms(
     loss = get_surrogate(surrogate, margin, scale)
     pos, neg, s = _checked(pos_scores, neg_scores, thresholds, loss, method, masks)
     y = torch.ones_like(s) if weights is None else _per_positive(weights, "weights", pos)
-    dtype, neg_mask = common_dtype(pos, neg, s, y), None if masks is None else masks.neg
-    pos, neg, s, y = (x.to(dtype) for x in (pos, neg, s, y))
-    num_neg, kind = column(number(neg, neg_mask)), SortedSums if _sorts(pos, neg, loss, method) else DenseSums
-    sums = kind(pos, neg, s, loss, neg_mask)
-    of_pos, of_neg = sums.grad_sums(y / num_neg)  # first: see DenseSums
-    excess, active = sums.totals
-    return PairwiseTerms(excess / num_neg, active / num_neg, -of_pos, of_neg)
+    pairs = Pairs(pos.to(common_dtype(pos, y)), neg, s, loss, masks, method=method)
+    of_pos, of_neg = pairs._sums.grad_sums(y.to(pairs.pos.dtype) / column(pairs.num_neg))  # first: see DenseSums
+    return PairwiseTerms(pairs.excess, pairs.active, -of_pos, of_neg)
 
 
 class Pairs:
