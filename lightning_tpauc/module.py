@@ -157,27 +157,23 @@ class TPAUCModule(ScoringModel):
         ours = {
             "algorithm": own,
             "algorithm_is_default": algorithm is None,
-            "base_lr": (0, None),
             "chunk_size": chunk_size,
             "gradient_clip_val": gradient_clip_val,
             "init_from": init_from,
-            "input_layout": None,
-            "knows_labels": False,
             "label_settings": check_label_settings(tasks),
             "lr_scheduler_interval": lr_scheduler_interval,
             "num_positives": num_positives,
             "optimizer_factory": optimizer,
             "scheduler_factory": lr_scheduler,
             "score_activation": score_activation,
-            "trained_labels": None,
             "training_state": TrainingState(),
             "warmup": require_range("warmup", warmup, 0.0, 1.0),
             "_inherits_forward": backbone is None and _mixed_in(self, "forward") is not None,
-            "_is_squashed": None,
             "_reported": Report(rectangles, log_objective, metrics),
             **({"backbone": backbone} if backbone is not None else {}),
         }
-        unsupported.refuse_taken(self, (*ours, "operating_point", "threshold"))
+        learnt = "base_lr", "input_layout", "knows_labels", "operating_point", "threshold", "trained_labels"
+        unsupported.refuse_taken(self, (*ours, *learnt, "_is_squashed"))
         self.automatic_optimization = False
         for attribute, own_value in ours.items():
             setattr(self, attribute, own_value)

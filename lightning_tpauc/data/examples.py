@@ -626,10 +626,7 @@ class ItemFetcher:
 
     def __call__(self, rows: Indices, step: int) -> Any:
         """The inputs of some rows as they are in a step."""
-        items = self.items(rows.tolist(), step)
-        if self.collate_fn is None:
-            return collate_items([self.entries.inputs_of(item) for item in items])
-        return self.collated(items, step, rows)
+        return self.beside(rows, step, [])
 
     def beside(self, rows: Indices | None, step: int, others: list[Any]) -> Any:
         """A batch of some rows, followed by examples of a stream of negatives."""

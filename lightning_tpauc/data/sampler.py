@@ -171,12 +171,11 @@ class WeightedIndices:
     def _lay(self, number: int) -> tuple[Indices, Indices, int, Indices]:
         """A pass: the order of the examples, where each ends, the random beginning, and the order of the batches."""
         which = np.array(number)
-        orders = [
-            permute(np.arange(count), which, count, seed=self.seed, purpose=self.purpose + more)
-            for count, more in ((len(self._lengths), 0), (self.steps, _STEPS))
-        ]
+        count = len(self._lengths)
+        order = permute(np.arange(count), which, count, seed=self.seed, purpose=self.purpose)
+        turns = permute(np.arange(self.steps), which, self.steps, seed=self.seed, purpose=self.purpose + _STEPS)
         beginning = int(random_keys(self.seed, self.purpose + _OFFSETS, which.reshape(1))[0]) % self.shift
-        return orders[0], self._lengths[orders[0]].cumsum(), beginning, orders[1]
+        return order, self._lengths[order].cumsum(), beginning, turns
 
 
 def most_distinct(weights: NDArray[np.float64]) -> int:

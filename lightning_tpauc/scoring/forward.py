@@ -36,22 +36,22 @@ class ScoringModel(LightningModule):
     init_from: str | None
     warmup: float
     #: Which parameter group leads the algorithm's step sizes, and its learning rate before any schedule.
-    base_lr: tuple[int, float | None]
+    base_lr: tuple[int, float | None] = (0, None)
     #: What the inputs in training consist of; ``None`` before data or a checkpoint tell.
-    input_layout: Any
+    input_layout: Any = None
     #: What came as ``tasks``, checked.
     label_settings: Any
     #: The labels of a model with several outputs; ``None`` for one label, and before data tell.
-    trained_labels: Any
+    trained_labels: Any = None
     #: Whether data or a checkpoint have told which labels there are.
-    knows_labels: bool
+    knows_labels: bool = False
     operating_point: Any = None
     training_state: Any
     raw_scores: Callable[[Any], Tensor]
     algorithm_scores: Callable[[Any], Tensor]
     joint_scores: Callable[[Any], Any]
     #: Whether the scores of training come out of a sigmoid or softmax, as far as their graph tells; ``None``: not seen.
-    _is_squashed: bool | None
+    _is_squashed: bool | None = None
     #: What validation and test report.
     _reported: Report
     #: The scores of each data loader of a validation or test that runs.
