@@ -440,8 +440,7 @@ class TPAUCModule(ScoringModel):
         group = optimizer.param_groups[number]
         if base is None:  # another class made the scheduler; OneCycleLR calls a part of the rate "initial"
             base = group.get("max_lr", group.get("initial_lr", group["lr"]))
-        scale: float = group["lr"] / base if base else 1.0
-        return scale
+        return group["lr"] / base if base else 1.0
 
     def _forget_gradients(self, optimizer: LightningOptimizer, batch_idx: int) -> None:
         """Set the gradients to ``None`` by the hooks that automatic optimization calls."""
@@ -520,8 +519,7 @@ class TPAUCModule(ScoringModel):
         kind: Any = type(self)
         unsupported.say_replaced(kind, TPAUCModule)
         checkpoint_files.use_atomic_files(self.trainer)
-        present: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]  # Trainer sets it at run time
-        return [*given, *needed_callbacks([*present, *given])]
+        return [*given, *needed_callbacks([*self.trainer.callbacks, *given])]  # type: ignore[attr-defined]  # as above
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save the evaluation weights as ``state_dict``, and beside them all that training remembers."""

@@ -532,8 +532,8 @@ class Algorithm(ABC):
             masks = masks._replace(pos=masks.pos & ready)
         pos, neg = there(pos, masks.pos), there(neg, masks.neg)
         second = there(second, masks.dual_neg) if self.needs_dual_negatives else neg
-        step: Any = self.step  # takes masks, as `takes_tasks` promises
-        losses: Tensor = step(pos, neg, second, self.place(index, masks.pos), masks=masks)
+        # `takes_tasks` promises that it takes masks
+        losses = self.step(pos, neg, second, self.place(index, masks.pos), masks=masks)  # type: ignore[call-arg]
         losses = in_play(losses, 0.0, masks) if apart else losses
         return (losses * self.of_tasks["weights"]).sum()
 

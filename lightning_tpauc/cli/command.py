@@ -21,7 +21,7 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -313,8 +313,7 @@ class TPAUCCLI(LightningCLI):
 
     def after_predict(self) -> None:
         """Say how to get a file, unless there is one."""
-        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]  # set at run time
-        if not any(isinstance(callback, PredictionWriter) for callback in callbacks):
+        if not any(isinstance(c, PredictionWriter) for c in self.trainer.callbacks):  # type: ignore[attr-defined]
             _say("Nothing was written: add --trainer.callbacks+=PredictionWriter for a CSV file.")
 
 

@@ -348,15 +348,13 @@ class Entries(NamedTuple):
 
 def without(inputs: Any, keys: Iterable[str]) -> Any:
     """A mapping without some keys, or a graph of PyG without some attributes; anything else as it is."""
-    if isinstance(inputs, Mapping):
-        dropped = [key for key in inputs if key in keys]
-    elif is_graph(inputs):
-        dropped = [key for key in keys if getattr(inputs, key, None) is not None]
-    else:
+    is_mapping = isinstance(inputs, Mapping)
+    if not is_mapping and not is_graph(inputs):
         return inputs
+    dropped = [key for key in keys if (key in inputs if is_mapping else getattr(inputs, key, None) is not None)]
     kept: Any = copy.copy(inputs) if dropped else inputs
     for key in dropped:
-        (delattr if is_graph(kept) else operator.delitem)(kept, key)
+        (operator.delitem if is_mapping else delattr)(kept, key)
     return kept
 
 

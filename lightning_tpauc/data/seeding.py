@@ -92,8 +92,7 @@ def _network(x: Words, which: Indices, round_keys: Words, sides: tuple[np.uint64
         keys = round_keys[:, i] if len(round_keys) == 1 else round_keys[which, i]
         changed += _reduced_hash(halves[1 - i % 2], keys, side)
         changed -= (changed >= side) * side
-    joined: Words = high * sides[1] + low
-    return joined
+    return high * sides[1] + low
 
 
 def _reduced_hash(x: Words, keys: Words, side: np.uint64) -> Words:

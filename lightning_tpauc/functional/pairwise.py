@@ -610,8 +610,10 @@ class SortedSums:
         self._pos, self._above = pos, above
         # Below threshold 0 every pair counts as active, but pairs left of the hinge still add nothing but -s_i.
         edge = pos + loss.inverse(s.clamp_min(0.0))
-        self._parts = [(pos, neg, edge, first)]
-        sums = [above.sums(pos, above.count(edge), first)]
+        # Active pairs left of where a piece starts add nothing to it; the first piece starts before them all.
+        starts = [edge, *(torch.maximum(edge, pos - piece.margin) for piece in others)]
+        self._parts = [(pos, neg, start, piece) for start, piece in zip(starts, loss.pieces, strict=True)]
+        sums = [above.sums(pos, above.count(start), piece) for _, _, start, piece in self._parts]
         if first.two_sided:
             # Left of -m, (m + t)^2 is the same polynomial of the mirrored scores with margin -m; the active pairs are
             # those below the mirror image of the edge.
@@ -619,10 +621,6 @@ class SortedSums:
             self._parts.append((-pos, -neg, edge - 2.0 * pos + 2.0 * first.margin, mirror))
             mirrored = _Above(-down.flip(-1), None if counted is None else counted.flip(-1), 2)
             sums.append(mirrored.sums(-pos, mirrored.count(self._parts[1][2]), mirror))
-        for piece in others:
-            # Active pairs left of where a piece starts add nothing to it; the first piece starts before them all.
-            self._parts.append((pos, neg, torch.maximum(edge, pos - piece.margin), piece))
-            sums.append(above.sums(pos, above.count(self._parts[-1][2]), piece))
         totals, numbers, slopes = zip(*sums, strict=True)
         every = float(neg.shape[-1]) if neg_mask is None else neg_mask.sum(-1, keepdim=True, dtype=neg.dtype)
         active = torch.where(s < 0, every, numbers[0] + numbers[1] if first.two_sided else numbers[0])
@@ -719,17 +717,16 @@ def corner_sums(up: Tensor, down: Tensor, sizes: Sequence[tuple[int, int]], loss
     if len(loss.pieces) > 1 and _is_bounded(loss.pieces):
         up, neg = _within_reach(up, -down, loss.pieces[0].margin, loss.pieces[-1].margin)
         down = -neg
-    above, parts = _Above(down, None, max(piece.degree for piece in loss.pieces)), []
-    for piece in loss.pieces:
-        every = torch.full_like(up, len(down), dtype=torch.int64)
-        parts.append((piece, every if piece.two_sided else above.count(up - piece.margin)))
-    found = []
-    for num_pos, num_neg in sizes:
-        pos, total = up[:num_pos], up.new_zeros(())
-        for piece, counts in parts:
-            total = total + above.sums(pos, counts[:num_pos].clamp_max(num_neg), piece)[0].sum()
-        found.append(total)
-    return found
+    above = _Above(down, None, max(piece.degree for piece in loss.pieces))
+    every = torch.full_like(up, len(down), dtype=torch.int64)
+    counts = [every if piece.two_sided else above.count(up - piece.margin) for piece in loss.pieces]
+
+    def total(num_pos: int, num_neg: int) -> Tensor:
+        below = (count[:num_pos].clamp_max(num_neg) for count in counts)
+        sums = [above.sums(up[:num_pos], *each)[0].sum() for each in zip(below, loss.pieces, strict=True)]
+        return sum(sums[1:], sums[0])
+
+    return [total(*size) for size in sizes]
 
 
 def _one_sided_grad_sums(pos: Tensor, neg: Tensor, edge: Tensor, y: Tensor, power: PowerForm) -> Tensor:

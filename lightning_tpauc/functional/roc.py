@@ -136,11 +136,9 @@ def polyline_vertices(
         return fpr, tpr, thresholds
     occupied = pos_counts + neg_counts > 0
     pos_counts, neg_counts, scores = pos_counts[occupied], neg_counts[occupied], scores[occupied]
-    if drop_collinear and pos_counts.shape[0] > 1:
-        turns = pos_counts[1:] * neg_counts[:-1] != pos_counts[:-1] * neg_counts[1:]
-        used = torch.cat([turns, turns.new_ones(1)])
-    else:
-        used = torch.ones_like(pos_counts, dtype=torch.bool)
+    used = torch.ones_like(pos_counts, dtype=torch.bool)
+    if drop_collinear:
+        used[:-1] = pos_counts[1:] * neg_counts[:-1] != pos_counts[:-1] * neg_counts[1:]
     origin = pos_counts.new_zeros(1)
     tp = torch.cat([origin, pos_counts.cumsum(0)[used]]).to(torch.float64)
     fp = torch.cat([origin, neg_counts.cumsum(0)[used]]).to(torch.float64)

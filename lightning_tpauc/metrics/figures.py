@@ -137,15 +137,14 @@ class ROCFigure(Callback):
             warn_on_rank_zero(f"`ROCFigure` draws nothing: {found} can't show figures. Use one of {', '.join(SHOW)}.")
 
     @override
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:  # a TPAUCModule
         """Take the scores of all ranks, before the module forgets them."""
         if trainer.sanity_checking or not _able(trainer):
             return
         self._validations += 1
         if self._validations % self.every_n_validations:
             return
-        module: Any = pl_module  # a TPAUCModule
-        self._drawn = [(own.raw, own.target) for own in module._collected[0].scored.columns()]
+        self._drawn = [(own.raw, own.target) for own in pl_module._collected[0].scored.columns()]
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

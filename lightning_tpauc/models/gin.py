@@ -83,8 +83,7 @@ class GIN(nn.Module):
             hidden = self.dropout(hidden if k == last else hidden.relu())
         # The number of graphs is known on the host; without it the pooling would read it back from the device.
         pooled = self.pool(hidden, inputs.batch, size=inputs.num_graphs)
-        scores: Tensor = self.head(pooled)
-        return scores.squeeze(1)
+        return self.head(pooled).squeeze(1)
 
 
 def _mlp(width: int) -> nn.Sequential:

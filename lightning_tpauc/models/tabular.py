@@ -28,8 +28,7 @@ class Linear(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map features ``(N, num_features)`` to scores ``(N,)``, or ``(N, num_labels)`` with several."""
-        scores: Tensor = self.linear(inputs)
-        return scores.squeeze(1)
+        return self.linear(inputs).squeeze(1)
 
 
 class MLP(nn.Module):
@@ -72,5 +71,4 @@ class MLP(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map features ``(N, num_features)`` to scores ``(N,)``, or ``(N, num_labels)`` with several."""
-        scores: Tensor = self.layers(inputs)
-        return scores.squeeze(1)
+        return self.layers(inputs).squeeze(1)

@@ -45,9 +45,8 @@ class CNN3D(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map volumes ``(N, in_channels, D, H, W)`` to scores ``(N,)``, or ``(N, num_labels)`` with several."""
-        features: Tensor = self.blocks(inputs).mean(dim=(2, 3, 4))
-        scores: Tensor = self.head(self.dropout(features))
-        return scores.squeeze(1)
+        features = self.blocks(inputs).mean(dim=(2, 3, 4))
+        return self.head(self.dropout(features)).squeeze(1)
 
 
 class ResNet3D(nn.Module):
@@ -88,5 +87,4 @@ class ResNet3D(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map volumes ``(N, in_channels, D, H, W)`` to scores ``(N,)``, or ``(N, num_labels)`` with several."""
-        scores: Tensor = self.network(inputs)
-        return scores.squeeze(1)
+        return self.network(inputs).squeeze(1)

@@ -224,8 +224,7 @@ def count_positives(trainer: Trainer, given: int | Sequence[int] | None, owner: 
 
 def _check_first_batch(trainer: Trainer) -> None:
     """Raise :class:`ArgumentError` if the first batch is no training batch, which explains why its run fails."""
-    loader: Any = trainer.train_dataloader
-    for batch in islice(loader or (), 1):
+    for batch in islice(trainer.train_dataloader or (), 1):
         check_training_batch(batch)
 
 
