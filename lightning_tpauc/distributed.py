@@ -166,11 +166,10 @@ def _exchange(scores: Tensor, places: Tensor, shares: Shares) -> tuple[Tensor, T
     _all_gather(received, padded)
     joint = []
     for kind, begin, words in zip(kinds, (0, per_example[0]), per_example, strict=True):
-        ranks = [
-            row[begin * sum(share) : (begin + words) * sum(share)].clone().view(kind.dtype).view(-1, *kind.shape[1:])
-            for row, share in zip(torch.split(received, width), shares, strict=True)
-        ]
-        cut = [torch.split(part, list(share)) for part, share in zip(ranks, shares, strict=True)]
+        cut = []
+        for row, share in zip(torch.split(received, width), shares, strict=True):
+            part = row[begin * sum(share) : (begin + words) * sum(share)].clone().view(kind.dtype)
+            cut.append(part.view(-1, *kind.shape[1:]).split(share))
         joint.append(torch.cat([part for of_class in zip(*cut, strict=True) for part in of_class]))
     return joint[0], joint[1]
 

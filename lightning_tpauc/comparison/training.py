@@ -97,11 +97,10 @@ def method_names() -> list[str]:
 
 def chosen_methods(given: Sequence[str | Method] | None) -> list[Method]:
     """The methods that were asked for, in their order."""
-    found = []
-    for entry in given or _DEFAULT:
-        if not isinstance(entry, Method) and entry not in _KNOWN:
-            raise ArgumentError(f"Expected `methods` to be Methods or names of {list(_KNOWN)}, but got {entry!r}.")
-        found.append(entry if isinstance(entry, Method) else _KNOWN[entry])
+    asked = given or _DEFAULT
+    if unknown := [entry for entry in asked if not isinstance(entry, Method) and entry not in _KNOWN]:
+        raise ArgumentError(f"Expected `methods` to be Methods or names of {list(_KNOWN)}, but got {unknown[0]!r}.")
+    found = [entry if isinstance(entry, Method) else _KNOWN[entry] for entry in asked]
     names = [method.name for method in found]
     if len(set(names)) < len(names) or len(names) < 2:
         raise ArgumentError(f"Expected `methods` to be at least two methods of different names, but got {names}.")

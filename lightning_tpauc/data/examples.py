@@ -35,12 +35,11 @@ from lightning_tpauc.data.labels import (
     stored_values,
     underlying,
 )
-from lightning_tpauc.data.seeding import ItemReader, seeded_items
+from lightning_tpauc.data.seeding import Indices, ItemReader, seeded_items
 from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra, is_graph
 from lightning_tpauc.functional.checks import in_other_order, just_counts
 
-Indices = NDArray[np.int64]
 #: A dtype for floats of numpy; ``None`` leaves them as they are.
 Float = type[np.floating[Any]] | None
 #: ``fetch(rows, step) -> inputs``.

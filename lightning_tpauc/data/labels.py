@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from tqdm import tqdm
 
-from lightning_tpauc.data.seeding import seeded_items
+from lightning_tpauc.data.seeding import Indices, seeded_items
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.functional import checks
 
@@ -21,8 +21,6 @@ NAMES = ("targets", "labels", "y", "target", "label")
 NOTHING = object()
 #: Number of items of each class whose own labels are compared with the stored ones.
 _COMPARED = 4
-
-Indices = NDArray[np.int64]
 
 
 # ---------------------------------------------------------------- finding labels

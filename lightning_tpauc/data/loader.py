@@ -21,9 +21,8 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_tpauc.data.batch import EvalBatch, PosNegBatch
 from lightning_tpauc.data.examples import Fetcher
 from lightning_tpauc.data.sampler import BatchPlan, BatchSampler, current_world
+from lightning_tpauc.data.seeding import Indices
 from lightning_tpauc.functional.pairwise import TaskMasks
-
-Indices = NDArray[np.int64]
 
 
 class Position(NamedTuple):

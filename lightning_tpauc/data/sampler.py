@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_tpauc.data.seeding import Purpose, permute, random_keys
+from lightning_tpauc.data.seeding import Indices, Purpose, permute, random_keys
 from lightning_tpauc.distributed import rank, world_size
 from lightning_tpauc.errors import ArgumentError, DataError
 
-Indices = NDArray[np.int64]
 # Indices are computed for many steps at once, which makes them cheap: for this many examples, with 4 MB of temporaries.
 _BLOCK = 1 << 15
 # A label in play gets at least this many positives of a step, if the step has as many.
