@@ -150,7 +150,7 @@ class _Joint(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        parts = grad.split([share[k] for k in range(3) for share in ctx.shares])
+        parts = torch.split(grad, [share[k] for k in range(3) for share in ctx.shares])
         return torch.cat(parts[ctx.rank :: len(ctx.shares)]) * len(ctx.shares), None, None, None
 
 
@@ -169,7 +169,7 @@ def _exchange(scores: Tensor, places: Tensor, shares: Shares) -> tuple[Tensor, T
         cut = []
         for row, share in zip(torch.split(received, width), shares, strict=True):
             part = row[begin * sum(share) : (begin + words) * sum(share)].clone().view(kind.dtype)
-            cut.append(part.view(-1, *kind.shape[1:]).split(share))
+            cut.append(torch.split(part.view(-1, *kind.shape[1:]), list(share)))
         joint.append(torch.cat([part for of_class in zip(*cut, strict=True) for part in of_class]))
     return joint[0], joint[1]
 

@@ -351,7 +351,7 @@ def outcome_of(other: Any, datamodule: Any, seed: int, *, test: bool) -> Outcome
         model.set_params(random_state=seed)
     model.fit(np.concatenate(parts), np.repeat([1, 0], [len(own) for own in parts]))
     found = model.predict_proba(inputs)[:, 1] if hasattr(model, "predict_proba") else model.decision_function(inputs)
-    about = {"seconds": time.perf_counter() - start, "optimizer": type(other).__name__}
+    about: dict[str, Any] = {"seconds": time.perf_counter() - start, "optimizer": type(other).__name__}
     return replace(scored(torch.as_tensor(found, dtype=torch.float64)[:, None]), examples=sum(map(len, parts)), **about)
 
 
