@@ -21,24 +21,35 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from typing_extensions import override
 
-from lightning_tpauc import models  # noqa: F401  # the command line finds classes that are imported by short names
+from lightning_tpauc import algorithms, data, models
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.comparison import Comparison
 from lightning_tpauc.comparison.training import Run, Setup, as_list
 from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.errors import ArgumentError, TPAUCError, warn_on_rank_zero
 from lightning_tpauc.lightning_fixes.checkpoint_files import AtomicCheckpointIO
-from lightning_tpauc.metrics.figures import ROCFigure  # noqa: F401  # as models
+from lightning_tpauc.metrics.figures import ROCFigure
 from lightning_tpauc.module import TPAUCModule
 from lightning_tpauc.scoring.prediction import PredictionWriter
-from lightning_tpauc.scoring.thresholds import DecisionThreshold  # noqa: F401  # as models
+from lightning_tpauc.scoring.thresholds import DecisionThreshold
 from lightning_tpauc.version import __version__
+
+#: Imported here so that the command line finds them by their short names.
+_CLASSES: tuple[type, ...] = (
+    TPAUCModule,
+    DecisionThreshold,
+    PredictionWriter,
+    ROCFigure,
+    *(getattr(algorithms, name) for name in algorithms.__all__),
+    *(getattr(data, name) for name in data.__all__),
+    *(getattr(models, name) for name in models.__all__),
+)
 
 _DESCRIPTION = """Train a model to maximise two-way partial AUC, test it and predict with it. Classes have options of
 their own, which `--NAME.help=CLASS` lists, for example --model.algorithm.help=STACO (with min_tpr and max_fpr),
@@ -122,17 +133,15 @@ def _setup(config: Namespace, instantiate: Callable[[Namespace], Any], data: typ
     """Makes modules and data of a configuration anew, and takes its Trainer's arguments."""
     known = ArgumentParser(exit_on_error=False).add_class_arguments(data, "init", fail_untyped=False)
 
-    def made(part: str, arguments: Mapping[str, Any]) -> Any:
-        own = copy.deepcopy(config)
-        for name, value in arguments.items():
-            own[part][f"init_args.{name}"] = value
-        return instantiate(own)[part]
-
     def module(algorithm: Algorithm, options: Mapping[str, Any]) -> Any:
-        return made("model", {"algorithm": algorithm, **options})
+        own = copy.deepcopy(config)
+        for name, value in {"algorithm": algorithm, **options}.items():
+            own.model[f"init_args.{name}"] = value
+        return instantiate(own).model
 
     @functools.lru_cache(maxsize=1)  # read once for all methods
     def datamodule(run: Run) -> Any:
+        own = copy.deepcopy(config)
         values: dict[str, Any] = {}
         if "init.seed" in known:
             values["seed"] = int(config.data.init_args.get("seed") or 0) + run.seed - seed
@@ -140,7 +149,9 @@ def _setup(config: Namespace, instantiate: Callable[[Namespace], Any], data: typ
             values |= {"num_folds": config.folds, "fold": run.fold, "val_fraction": None}
             if "init.num_folds" not in known:
                 raise ArgumentError(f"`folds` needs data that can be cut, but {data.__name__} takes no `num_folds`.")
-        return made("data", values)
+        for name, value in values.items():
+            own.data[f"init_args.{name}"] = value
+        return instantiate(own).data
 
     settings = {name: config[name].as_dict() for name in ("model", "data")}
     settings["model"].get("init_args", {}).pop("algorithm", None)
@@ -313,7 +324,8 @@ class TPAUCCLI(LightningCLI):
 
     def after_predict(self) -> None:
         """Say how to get a file, unless there is one."""
-        if not any(isinstance(c, PredictionWriter) for c in self.trainer.callbacks):  # type: ignore[attr-defined]
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]  # set at run time
+        if not any(isinstance(callback, PredictionWriter) for callback in callbacks):
             _say("Nothing was written: add --trainer.callbacks+=PredictionWriter for a CSV file.")
 
 
