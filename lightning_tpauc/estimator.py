@@ -24,7 +24,7 @@ from torch.utils.data import TensorDataset
 from lightning_tpauc.algorithms import STACO, Algorithm
 from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.data.labels import as_groups, as_weights
-from lightning_tpauc.data.splits import Split
+from lightning_tpauc.data.splits import Split, check_shares
 from lightning_tpauc.errors import ArgumentError, DataError, warn_on_rank_zero
 from lightning_tpauc.functional import (
     Calibration,
@@ -33,7 +33,7 @@ from lightning_tpauc.functional import (
     fit_calibration,
     two_way_partial_auroc,
 )
-from lightning_tpauc.functional.checks import check_count, check_rectangle, require_range
+from lightning_tpauc.functional.checks import check_count, check_rectangle
 from lightning_tpauc.functional.operating_points import Criterion
 from lightning_tpauc.lightning_fixes.undisturbed import undisturbed
 from lightning_tpauc.models import MLP
@@ -149,20 +149,16 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         """
         check_rectangle(self.min_tpr, self.max_fpr)
         check_count(self.max_steps, "max_steps", 1)
-        for name in ("validation_fraction", "calibration_fraction"):
-            if (share := getattr(self, name)) is not None:
-                require_range(name, share, 0.0, 1.0, open_low=True, open_high=True)
+        check_shares(validation_fraction=self.validation_fraction, calibration_fraction=self.calibration_fraction)
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_all_finite="allow-nan")
         check_classification_targets(y)
         weights = np.ones(len(X)) if sample_weight is None else as_weights(column_or_1d(sample_weight))
         grouped = None if groups is None else as_groups(column_or_1d(groups))
         check_consistent_length(X, weights, grouped)
-        if not weights.any():
-            raise DataError("Expected `sample_weight` to be above 0 for some rows, but all weights are zero.")
         X, y, weights, grouped = _ordered(X, y, weights, grouped)
         self.classes_ = np.unique(y)
-        if len(self.classes_) == 1:
-            raise DataError(f"Expected rows of at least two classes in `y`, but got one class, {self.classes_[0]!r}.")
+        if len(self.classes_) < 2:
+            raise DataError(f"Expected two classes whose rows weigh above 0, but got {self.classes_.tolist()}.")
         labels = LabelBinarizer().fit(self.classes_).transform(y).astype(np.int8)
         labels = labels[:, 0] if len(self.classes_) == 2 else labels
         seed = int(check_random_state(self.random_state).randint(2**31))

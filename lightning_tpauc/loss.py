@@ -167,8 +167,7 @@ class TPAUCLoss(nn.Module):
     def _look(self, scores: Tensor, labels: Tensor) -> None:
         """Check the labels, and say at first what makes a training worse."""
         if labels.device.type == "cpu" or not self._looked:
-            known = (labels == 1) | (labels == 0)
-            wrong = labels[~(known | (labels == -1) | labels.isnan())]
+            wrong = labels[~((labels == 1) | (labels == 0) | (labels == -1) | labels.isnan())]
             if wrong.numel():
                 raise ArgumentError(
                     f"Expected `labels` to hold 1, 0, and -1 or nan where nothing is known, but got {wrong[0].item()}. "
@@ -177,6 +176,8 @@ class TPAUCLoss(nn.Module):
         if self._looked or not (self.training and scores.requires_grad):
             return
         self._looked = True
+        if (labels == -1).any() and not (labels == 0).any():
+            advise("`labels` hold -1, which means not known, and no 0: pass `(labels == 1).long()` if -1 is a class.")
         if self._progress is None and (self.algorithm.min_tpr, self.algorithm.max_fpr) != (0.0, 1.0):
             advise(
                 "`TPAUCLoss.progress` was not set: the rectangle has its final size from the first step. Set "
@@ -193,11 +194,9 @@ class TPAUCLoss(nn.Module):
         kept = {name: getattr(self, name) for name in self._buffers}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         for name, value in kept.items():
-            moved = getattr(self, name)
-            if moved.dtype in (torch.float16, torch.bfloat16):
-                setattr(self, name, value.to(moved.device))
-        unit = self.get_buffer("loss_unit")
-        self._prepare(device=unit.device, dtype=unit.dtype)
+            if getattr(self, name).dtype in (torch.float16, torch.bfloat16):
+                setattr(self, name, value.to(self.tightness.device))
+        self._prepare(device=self.tightness.device, dtype=self.tightness.dtype)
         return self
 
     def _prepare(self, **how: Any) -> None:

@@ -121,9 +121,12 @@ def test_too_few_rows_to_validate_on_are_said():
         ({"max_steps": 0}, {}, ArgumentError, "max_steps"),
         ({"validation_fraction": 1.5}, {}, ArgumentError, "validation_fraction"),
         ({"calibration_fraction": -1}, {}, ArgumentError, "calibration_fraction"),
+        ({"calibration_fraction": 0.8}, {}, ArgumentError, "'validation_fraction': 0.2, 'calibration_fraction': 0.8"),
         ({"criterion": "best"}, {}, ArgumentError, "criterion"),
         ({}, {"sample_weight": np.linspace(-1, 1, 30)}, DataError, "sample_weight"),
-        ({}, {"sample_weight": np.linspace(0, 1, 30)}, ArgumentError, "sample_weight"),
+        ({}, {"sample_weight": np.linspace(0, 1, 30)}, ArgumentError, "one label or two classes"),
+        ({}, {"sample_weight": np.arange(30) % 3 == 0}, DataError, r"two classes .* got \[0\]"),
+        ({}, {"sample_weight": np.zeros(30)}, DataError, r"weigh above 0, but got \[\]"),
         ({}, {"groups": np.full(30, np.nan)}, DataError, "groups"),
     ],
 )

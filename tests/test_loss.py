@@ -269,22 +269,23 @@ def test_refused_by_name(arguments, scores, labels, said):
 
 
 @pytest.mark.parametrize(
-    ("scores", "progress", "said"),
+    ("scores", "progress", "codes", "said"),
     [
-        (lambda raw: raw, None, ["progress"]),
-        (lambda raw: raw, 0.0, []),
-        (lambda raw: raw.sigmoid(), 0.0, ["sigmoid"]),
-        (lambda raw: raw.sigmoid(), None, ["progress", "sigmoid"]),
+        (lambda raw: raw, None, (0, 1), ["progress"]),
+        (lambda raw: raw, 0.0, (0, 1), []),
+        (lambda raw: raw.sigmoid(), 0.0, (0, 1), ["sigmoid"]),
+        (lambda raw: raw.sigmoid(), None, (0, 1), ["progress", "sigmoid"]),
+        (lambda raw: raw, 0.0, (-1, 1), ["-1, which means not known, and no 0"]),
     ],
 )
-def test_advice_comes_once(scores, progress, said):
+def test_advice_comes_once(scores, progress, codes, said):
     raw, loss = torch.randn(20, requires_grad=True), TPAUCLoss(0.7, 0.3)
     if progress is not None:
         loss.progress = progress
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
-            loss(scores(raw), torch.arange(20) % 2)
+            loss(scores(raw), torch.tensor(codes).repeat(10))
     found = [str(each.message) for each in caught if each.category is TPAUCAdvice]
     assert len(found) == len(said)
     assert all(word in message for word, message in zip(said, found, strict=True))

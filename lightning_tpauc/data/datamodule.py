@@ -29,10 +29,10 @@ from lightning_tpauc.data.loader import EvalLoader, PosNegLoader, training_posit
 from lightning_tpauc.data.parts import EvaluatedPart, PreparedData, content_digest, describe
 from lightning_tpauc.data.sampler import SAMPLERS, BatchSampler, BatchSizes, current_world, sampler_of
 from lightning_tpauc.data.seeding import as_seed
-from lightning_tpauc.data.splits import Split, check_sources
+from lightning_tpauc.data.splits import Split, check_shares, check_sources
 from lightning_tpauc.data.streaming import NegativeStream, ScoredStream, StreamCursor, StreamedLoader
 from lightning_tpauc.errors import ArgumentError, DataError, warn_on_rank_zero
-from lightning_tpauc.functional.checks import check_choice, check_count, require_range
+from lightning_tpauc.functional.checks import check_choice, check_count
 
 #: Arguments that say what is split off the training set; see :class:`~lightning_tpauc.data.splits.Split`.
 SPLIT_ARGUMENTS = ("val_fraction", "num_folds", "fold", "calibration_fraction", "split_seed")
@@ -198,9 +198,7 @@ class PosNegDataModule(LightningDataModule):
         check_sources("calibration", calibration_dataset=calibration_dataset, calibration_fraction=calibration_fraction)
         if (num_folds is None) != (fold is None):
             raise ArgumentError(f"Set `num_folds` and `fold` together, but got {num_folds} and {fold}.")
-        for name, fraction in (("val_fraction", val_fraction), ("calibration_fraction", calibration_fraction)):
-            if fraction is not None:
-                require_range(name, fraction, 0.0, 1.0, open_low=True, open_high=True)
+        check_shares(val_fraction=val_fraction, calibration_fraction=calibration_fraction)
         self.val_fraction, self.calibration_fraction = val_fraction, calibration_fraction
 
     def __str__(self) -> str:

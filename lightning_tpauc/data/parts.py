@@ -103,7 +103,7 @@ class PreparedData:
         elif argument := self.split.argument_of("val") or self.split.argument_of("calibration"):
             raise ArgumentError(f"`{argument}` can't split a stream of `negatives`. Pass a `val_dataset`.")
         if weights is not None and labels.ndim == 2:
-            raise ArgumentError("`sample_weight` weighs the examples of one label. Leave it out, or choose one label.")
+            raise ArgumentError("`sample_weight` weighs one label or two classes. Leave it out, or choose one label.")
         names = None if labels.ndim == 1 else train.label_names
         parts = self.split.cut(labels, groups, names)
         return TrainingPart(labels, parts, names, weights)

@@ -78,6 +78,15 @@ def check_sources(what: str, **sources: object) -> None:
         raise ArgumentError(msg)
 
 
+def check_shares(**shares: float | None) -> None:
+    """Raise :class:`ArgumentError` unless the shares that are given are in (0, 1) and leave rows to train on."""
+    for name, share in shares.items():
+        if share is not None:
+            require_range(name, share, 0.0, 1.0, open_low=True, open_high=True)
+    if sum(share or 0.0 for share in shares.values()) >= 1.0:
+        raise ArgumentError(f"Expected shares below 1 in all, since the other rows train, but got {shares}.")
+
+
 def holdout(
     labels: Labels, fraction: float, seed: int, groups: Indices | None = None, names: Names = None
 ) -> tuple[Indices, Indices]:
@@ -86,7 +95,6 @@ def holdout(
     32 random orders of the groups are tried, and in each all ways to hold out its first groups. The best has shares of
     the positives and of the negatives that are nearest to ``fraction``.
     """
-    require_range("val_fraction", fraction, 0.0, 1.0, open_low=True, open_high=True)
     if groups is not None:
         return _group_holdout(labels, fraction, seed, groups, names)
     if labels.ndim == 2:
@@ -97,8 +105,7 @@ def holdout(
     size = math.ceil(fraction * len(labels))
     if min(int(labels.sum()), int((labels == 0).sum()), size, len(labels) - size) < 2:
         raise DataError(_impossible(f"hold out {fraction} of {len(labels)} examples", labels))
-    rows = np.arange(len(labels))
-    kept, held_out = train_test_split(rows, test_size=fraction, random_state=seed, stratify=labels, shuffle=True)
+    kept, held_out = train_test_split(np.arange(len(labels)), test_size=fraction, random_state=seed, stratify=labels)
     generator = np.random.default_rng(seed)
     for part, other in ((held_out, kept), (kept, held_out)):
         for value in (0, 1):

@@ -45,6 +45,11 @@ def test_refuses_fractions(fraction):
         PosNegDataModule(val_fraction=fraction)
 
 
+def test_refuses_fractions_that_leave_nothing_to_train():
+    with pytest.raises(ArgumentError, match=r"'val_fraction': 0\.6, 'calibration_fraction': 0\.4"):
+        PosNegDataModule(val_fraction=0.6, calibration_fraction=0.4)
+
+
 def test_refuses_a_class_that_is_too_small():
     with pytest.raises(DataError, match=r"0.1 of 30 examples, .*: 1 of 30 rows have positives, and 29 have negatives"):
         holdout(np.eye(1, 30, dtype=np.int8)[0], 0.1, seed=0)
