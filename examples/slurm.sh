@@ -16,7 +16,7 @@ set -euo pipefail
 
 checkpoints="${CHECKPOINTS:-checkpoints-$SLURM_JOB_ID}" # on a disk that all machines share
 
-# Lightning wants to hear the same numbers as SLURM. Of --signal, leave out: it would ask for a checkpoint amid a step.
+# Lightning needs the same numbers as SLURM. Leave out `#SBATCH --signal`: it asks for a checkpoint amid a step.
 srun lightning-tpauc fit --config "$1" \
   --trainer.accelerator gpu --trainer.strategy ddp \
   --trainer.num_nodes "$SLURM_NNODES" --trainer.devices "$SLURM_NTASKS_PER_NODE" \
