@@ -144,6 +144,9 @@ class PreparedData:
         # nothing is chosen by the groups of a test set, which may lack them, and validation needs none
         absent = {"val": examples.is_searched, "test": examples.lacks}.get(examples.part, lambda _: False)("groups")
         groups = None if absent else examples.groups
+        if part == "calibration" and groups is None and self.examples.get("train", examples).groups is not None:
+            text = "`groups` are those of `train_dataset`: rows of `calibration_dataset` count as independent"
+            warn_on_rank_zero(f"{text}. Pass the name of a column, or key, that both have.")
         named = [None if values is None else values[rows] for values in (ids, groups)]
         return EvaluatedPart(getattr(self.datasets, examples.part), rows, labels[rows], entries, *named)
 

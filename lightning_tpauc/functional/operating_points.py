@@ -309,7 +309,7 @@ def decision_threshold(
             break
     gain = {
         "max_sensitivity": tp,
-        "max_specificity": tp - fp * (num_pos + 1),
+        "max_specificity": torch.where(fp <= fp[competing].min() + _ROUNDING * num_neg, tp, -math.inf),
         "youden": tp * num_neg - fp * num_pos,
         "f1": tp / (tp + fp + num_pos),
         "min_cost": cost_ratio * tp - fp,
@@ -457,8 +457,6 @@ def precision_at_alert_rate(
 
 def exact_interval(successes: float, trials: float) -> tuple[float, float]:
     """The 95% interval of Clopper and Pearson for a probability, by scipy; (0, 1) without a trial."""
-    if trials == 0:
-        return 0.0, 1.0
     from scipy.special import betaincinv  # takes a while to import
 
     low = betaincinv(successes, trials - successes + 1, 0.025) if successes else 0.0
@@ -474,19 +472,15 @@ def check_rule(
     checks.require_range("cost_ratio", cost_ratio, 0.0, open_low=True)
     if criterion != "min_cost" and cost_ratio != 1.0:
         raise ArgumentError(f"`cost_ratio` is not used by criterion={criterion!r}: pass `criterion='min_cost'`.")
-    if confidence is not None:
-        checks.require_range("confidence", confidence, 0.0, 1.0, open_low=True, open_high=True)
-    for name, value in (("min_precision", min_precision), ("max_alert_rate", max_alert_rate)):
+    shares = {"confidence": confidence, "min_precision": min_precision, "max_alert_rate": max_alert_rate}
+    for name, value in shares.items():
         if value is not None:
-            checks.require_range(name, value, 0.0, 1.0, open_low=True)
+            checks.require_range(name, value, 0.0, 1.0, open_low=True, open_high=name == "confidence")
 
 
 def _widened(threshold: float, pos: Tensor, neg: Tensor) -> float:
     """Halfway to the next lower score, if there is a number between the two."""
     scores = torch.cat([pos, neg])
-    below = scores[scores < threshold]
-    if not below.numel() or math.isinf(threshold):
-        return threshold
-    floor = float(below.max())
-    middle = threshold / 2 + floor / 2
+    floor = float(scores.where(scores < threshold, -math.inf).max())
+    middle = threshold / 2 + floor / 2  # of an infinite one infinite, or nan
     return middle if floor < middle <= threshold else threshold

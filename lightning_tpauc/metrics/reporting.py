@@ -14,12 +14,7 @@ from torchmetrics import Metric, MetricCollection
 
 from lightning_tpauc.errors import ArgumentError, silent
 from lightning_tpauc.functional.checks import check_rectangle
-from lightning_tpauc.functional.operating_points import (
-    count_decisions,
-    exact_interval,
-    fpr_at_min_tpr,
-    tpr_at_max_fpr,
-)
+from lightning_tpauc.functional.operating_points import exact_interval, fpr_at_min_tpr, tpr_at_max_fpr
 from lightning_tpauc.functional.pairwise import widest_float
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
@@ -188,16 +183,16 @@ def _rightly_classified(scored: Scored, thresholds: Sequence[float | None]) -> T
 
 def _decided(own: Scored, threshold: float, *, intervals: bool) -> dict[str, Tensor]:
     """What a threshold does; a share of nothing is left out."""
-    called, known = own.raw >= threshold, own.target >= 0
-    rows = {"sensitivity": own.target == 1, "specificity": own.target == 0, "precision": called & known}
+    target, called = own.target.cpu(), own.raw.cpu().double() >= threshold  # float32 may not tell it from a score
+    rows = {"sensitivity": target == 1, "specificity": target == 0, "precision": called & (target >= 0)}
     values = {"threshold": threshold}
-    for name, (count, total) in count_decisions(own.raw, own.target, threshold).shares.items():
-        if total:
-            values[f"{name}_at_threshold"] = count / total
+    for name, each in rows.items():
+        right = (called == (target == 1))[each].double()
+        if total := len(right):
+            values[f"{name}_at_threshold"] = share = float(right.sum()) / total
         if total and intervals:
-            right = (called == (own.target == 1))[rows[name]]
-            trials = total if own.groups is None else _independent(right, own.groups.to(right.device)[rows[name]])
-            lower, upper = exact_interval(count / total * trials, trials)
+            trials = total if own.groups is None else _independent(right, own.groups[each])
+            lower, upper = exact_interval(share * trials, trials)
             values |= {f"{name}_at_threshold_lower": lower, f"{name}_at_threshold_upper": upper}
     return {name: torch.tensor(value, device=own.raw.device) for name, value in values.items()}
 

@@ -136,8 +136,7 @@ class PredictionWriter(Callback):
     def _write(self, columns: dict[str, Tensor]) -> None:
         ids, first = np.unique(columns["example_id"].numpy(), return_index=True)
         if again := len(columns["example_id"]) - len(ids):
-            text = f"{again} predictions came for examples that had one already: only the first is written."
-            warn_on_rank_zero(text)
+            warn_on_rank_zero(f"{again} predictions came for examples that had one already: only the first is written.")
         texts = {name: _texts(name, column[first].tolist(), column.dtype) for name, column in columns.items()}
         if (called := getattr(self._loader, "ids", None)) is not None:
             names = [str(called[k]) for k in ids]

@@ -19,6 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_tpauc.data.examples import listed
+from lightning_tpauc.distributed import starts_processes
 from lightning_tpauc.errors import ArgumentError, TooFewExamplesError, silent
 from lightning_tpauc.functional.calibration import (
     METHODS,
@@ -165,14 +166,13 @@ precision 0.882 (0.725 to 0.967), with exact 95% intervals.
         claims: dict[str, list[str]] = {}
         away: list[str] = []
         for name, choice in zip(self.names or ("",), self.choices, strict=True):
-            if choice is not None:
-                lines.append(f"Threshold {f'of {name} ' if name else ''}{_described(choice.decisions, self)}")
-                claims.setdefault(self._claim(choice), []).append(name)
-                low, high = choice.rectangle
-                missed = (
-                    f"{name}{': ' if name else ''}TPR >= {low:g}, FPR <= {high:g} is missed by {choice.missed_by:.2g}"
-                )
-                away += [missed] if choice.missed_by else []
+            if choice is None:
+                lines.append(f"No threshold of {name}: a class has no example.")
+                continue
+            lines.append(f"Threshold {f'of {name} ' if name else ''}{_described(choice.decisions, self)}")
+            claims.setdefault(self._claim(choice), []).append(name)
+            asked = "{}TPR >= {:g}, FPR <= {:g}".format(f"{name}: " if name else "", *choice.rectangle)
+            away += [f"{asked} is missed by {choice.missed_by:.2g}"] if choice.missed_by else []
         lines[20:] = [f"... and {len(lines) - 20} more"] if len(lines) > 20 else []
         for claim, names in claims.items():
             lines.append(f"{listed(names)}: {claim}" if self.names and len(claims) > 1 else claim)
@@ -235,8 +235,12 @@ def _described(found: Decisions, point: OperatingPoint) -> str:
         low, high = exact_interval(count, total)
         interval = "" if point.grouped else f" ({low:.3f} to {high:.3f})"
         texts.append(f"{name} {count / total:.3f}{interval}" if total else f"no {name}")
-    end = "" if point.grouped else ", with exact 95% intervals"
-    return f"{found.threshold:.6g} ({point.criterion}): {', '.join(texts)}{end}."
+    end = "." if point.grouped else ", with exact 95% intervals."
+    lowest, highest = point.min_precision or 0.0, point.max_alert_rate or 1.0
+    missed = [f"precision >= {lowest:g}"] if found.precision < lowest - 1e-12 else []
+    missed += [f"an alert rate <= {highest:g}"] if found.alert_rate > highest + 1e-12 else []
+    end += f" It misses {' and '.join(missed)}: no threshold meets all demands." if missed else ""
+    return f"{found.threshold:.6g} ({point.criterion}): {', '.join(texts)}{end}"
 
 
 class DecisionThreshold(Callback):
@@ -321,6 +325,8 @@ class DecisionThreshold(Callback):
         pl_module.operating_point = self.choose(pl_module, *self._examples(trainer, pl_module))
         if trainer.state.fn != TrainerFn.FITTING:
             self.say(pl_module)
+            if starts_processes(trainer):
+                rank_zero_info("It ends with these processes, and the module keeps its former one: use one process.")
 
     def _examples(self, trainer: Trainer, module: Any, *, again: bool = False) -> tuple[Scored, bool]:
         """The scores to choose on, and whether their examples are kept apart for it.

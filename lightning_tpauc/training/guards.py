@@ -88,10 +88,11 @@ def say_which_weights(module: ScoringModel) -> None:
     state = module.training_state
     best = state.best
     if module.operating_point is None:
-        rank_zero_info(
-            "No validation gave a value: the model has the last weights, and no threshold. Pass `val_dataset` or "
-            "`val_fraction`, with both classes."
-        )
+        missing = "No validation gave a value: the model has the last weights, and no threshold. Pass `val_dataset` or "
+        missing += "`val_fraction`, with both classes."
+        if best is not None and math.isfinite(best.value[0]):
+            missing = "The model has no threshold: `calibration_dataset` lacks a class. Pass one with both, or none."
+        rank_zero_info(missing)
     elif best is not None and best.weights and best.step < state.batches_seen:
         area, auroc = best.value
         by = f"val/tpauc {area:.4f}" if area > 0.0 else f"val/auroc {auroc:.4f}, as val/tpauc was always 0,"

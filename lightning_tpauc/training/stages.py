@@ -474,8 +474,8 @@ def _settle_threshold(module: ScoringModel, trainer: Trainer) -> None:
     point = module.operating_point
     if choosers and trainer.enable_validation and trainer.val_dataloaders is not None:
         if point is None or point.step != step:  # the last steps were not validated
-            choosers[0].choose_again(trainer, module)
-        choosers[0].say(module)
+            choosers[-1].choose_again(trainer, module)
+        choosers[-1].say(module)
 
 
 # -------------------------------------------------------------------- callbacks that every module needs

@@ -138,3 +138,12 @@ def test_further_demands_are_met_where_any_threshold_meets_them(demand):
             assert chosen.precision >= least
             assert chosen.alert_rate <= most
         assert seed or fits, "there are such thresholds"
+
+
+def test_small_weights_still_mean_the_fewest_false_alarms():
+    """Of weights below 1 a false alarm weighs less than the positives that it finds."""
+    scores, target = torch.tensor([0.9, 0.8, 0.7, 0.6, 0.5]), torch.tensor([1, 0, 1, 1, 0])
+    weight = torch.where(target == 1, 0.9, 0.01)
+    for given in (None, weight):
+        chosen = decision_threshold(scores, target, 0.3, 1.0, "max_specificity", sample_weight=given)
+        assert (chosen.sensitivity, chosen.specificity) == pytest.approx((1 / 3, 1.0))

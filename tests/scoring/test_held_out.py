@@ -7,6 +7,7 @@ from torch import nn
 
 from lightning_tpauc import DecisionThreshold, PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO
+from lightning_tpauc.errors import TPAUCWarning
 from lightning_tpauc.functional import calibrated_probability, decision_threshold, fit_calibration
 from tests.helpers.problems import make_trainer
 
@@ -129,6 +130,22 @@ def test_a_resumed_run_ends_with_the_same(tmp_path):
     make_trainer(precision="32-true", max_epochs=3).fit(module, make_data(), ckpt_path=str(tmp_path / "epoch=1.ckpt"))
     assert module.operating_point == straight.operating_point
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), straight.parameters(), strict=True))
+
+
+def test_a_class_that_calibration_lacks_is_named(caplog):
+    x, y, _ = problem()
+    _, module, _ = fit(data=make_data(calibration_fraction=None, calibration_dataset=(x[y == 0], y[y == 0])))
+    assert module.operating_point is None
+    assert "`calibration_dataset` lacks a class" in caplog.text
+    assert "No validation gave a value" not in caplog.text
+
+
+def test_rows_of_unknown_groups_are_said_to_count_as_independent():
+    x, y, _ = problem()
+    data = make_data(grouped=True, calibration_fraction=None, calibration_dataset=(x, y))
+    data.setup("fit")
+    with pytest.warns(TPAUCWarning, match="rows of `calibration_dataset` count as independent"):
+        assert data.calibration_dataloader().groups is None
 
 
 @pytest.mark.ddp

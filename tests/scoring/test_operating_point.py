@@ -15,6 +15,7 @@ from lightning_tpauc import DecisionThreshold, PosNegDataModule, PredictionWrite
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import ArgumentError, TooFewExamplesError, silent
 from lightning_tpauc.functional import calibrated_probability, decision_threshold
+from lightning_tpauc.scoring.thresholds import Choice, Decisions, OperatingPoint
 from tests.helpers.problems import make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*use of fork.*")
@@ -254,6 +255,23 @@ def test_a_rectangle_out_of_reach_is_said_with_how_far_away_it_is(caplog):
     said = [r.message for r in caplog.records if "on these data: TPR >= 0.5, FPR <= 0.5 is missed" in r.message]
     assert len(said) == 1
     assert said[0].endswith(f"by {away:.2g}.")
+
+
+def test_demands_that_are_missed_and_labels_without_a_threshold_are_said():
+    choice = Choice(Decisions(0.7, tp=2, fp=1, num_pos=2, num_neg=2), (0.5, 0.5))
+    point = OperatingPoint((choice, None), "youden", 1, names=("liver", "lung"), min_precision=0.67, max_alert_rate=0.7)
+    said = repr(point).split("\n")
+    assert said[0].endswith(" It misses precision >= 0.67 and an alert rate <= 0.7: no threshold meets all demands.")
+    assert said[1] == "No threshold of lung: a class has no example."
+    met = OperatingPoint((choice,), "youden", 1, min_precision=0.66, max_alert_rate=0.75)
+    assert "misses" not in repr(met)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_last_of_two_chooses_where_nobody_validated_the_last_steps(reverse):
+    both = [DecisionThreshold("max_sensitivity"), DecisionThreshold("max_specificity")][:: -1 if reverse else 1]
+    _, module, _ = fit(StageCallback(keep_best=False), *both, max_steps=10, max_epochs=-1)
+    assert module.operating_point.criterion == both[-1].criterion
 
 
 def test_scores_that_a_sigmoid_can_not_calibrate_do_not_end_the_training(caplog):
