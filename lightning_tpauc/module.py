@@ -136,7 +136,16 @@ class TPAUCModule(ScoringModel):
         tasks: dict[str, dict[str, float]] | dict[int, dict[str, float]] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        try:
+            super().__init__(**kwargs)
+        except TypeError as error:
+            if "unexpected keyword" not in str(error):
+                raise
+            raise ArgumentError(
+                f"{type(self).__name__} can't take all of these arguments: {', '.join(kwargs)}. The rectangle is the "
+                "algorithm's, as in STACO(min_tpr=0.8, max_fpr=0.2), and the learning rate the optimizer's, as in "
+                "optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.003)."
+            ) from error
         check_choice(score_activation, "score_activation", ("identity", "sigmoid"))
         check_choice(lr_scheduler_interval, "lr_scheduler_interval", ("epoch", "step"))
         for name, value, kind in (("algorithm", algorithm, Algorithm), ("backbone", backbone, nn.Module)):

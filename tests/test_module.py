@@ -230,6 +230,7 @@ def test_nothing_to_train_or_to_score():
         ({"gradient_clip_val": -1.0}, "`gradient_clip_val` to be a number in"),
         ({"rectangles": [0.7, 0.3]}, r"`rectangles` to be pairs, .*got \[0.7, 0.3\]"),
         ({"rectangles": [(0.5, 1.5)]}, "`max_fpr` to be a number in"),
+        ({"lr": 0.1, "min_tpr": 0.5}, r"can't take all of these arguments: lr, min_tpr\. .* STACO\(min_tpr=0.8"),
     ],
 )
 def test_bad_arguments(kwargs, words):

@@ -184,6 +184,9 @@ class KeepGivenConfig(SaveConfigCallback):
 class TPAUCCLI(LightningCLI):
     """LightningCLI for TPAUC modules and their data modules, both given by ``class_path`` and ``init_args``."""
 
+    #: The state of each callback, by its key, in the checkpoint that is given.
+    _saved_callbacks: Mapping[str, Any] = {}
+
     def __init__(self, args: ArgsType = None, run: bool = True) -> None:
         usage = {name: {"usage": f"lightning-tpauc {name} [options]"} for name in self.subcommands()}
         super().__init__(
@@ -237,6 +240,7 @@ class TPAUCCLI(LightningCLI):
         if path in (None, "null", "best", "last", "hpc") or "://" in path or Path(path).is_dir():
             return
         saved = AtomicCheckpointIO().load_checkpoint(path, map_location="cpu", weights_only=True)
+        self._saved_callbacks = saved.get("callbacks", {})
         options = saved.get("hyper_parameters", {})
         class_path = options.pop("_class_path", None)  # missing unless the command line wrote it
         options.pop("_instantiator", None)
@@ -272,6 +276,11 @@ class TPAUCCLI(LightningCLI):
             if given.enable_checkpointing is not False and not any(isinstance(c, Checkpoint) for c in callbacks):
                 kwargs["callbacks"] = [*callbacks, ModelCheckpoint(monitor="val/tpauc", mode="max")]
         trainer = super().instantiate_trainer(**kwargs)
+        for callback in trainer.checkpoint_callbacks if self.subcommand == "fit" else ():
+            # a resumed run saves where it saved before, as else Lightning forgets which file was the best
+            folder = self._saved_callbacks.get(callback.state_key, {}).get("dirpath")
+            if isinstance(callback, ModelCheckpoint) and callback.dirpath is None and folder and Path(folder).is_dir():
+                callback.dirpath = folder
         connector, launcher = trainer._signal_connector, trainer.strategy.launcher
 
         def note(signum: int, _: Any) -> None:
@@ -331,8 +340,8 @@ class TPAUCCLI(LightningCLI):
 
 def main(args: ArgsType = None) -> None:
     """Run the command; errors that the user can mend end it with one line instead of a traceback."""
-    if "" not in sys.path:  # classes of the current folder, as `python -m` finds them and a console script does not
-        sys.path.insert(0, "")
+    if str(Path.cwd()) not in sys.path:  # for classes of this folder; "" would follow jsonargparse into that of a file
+        sys.path.insert(0, str(Path.cwd()))
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
         logging.getLogger(name).addFilter(_is_of_use)
     # lightning 2.6.6 makes LeafSpec objects of torch's pytree in every loop; torch 2.14 deprecates the class.

@@ -264,10 +264,11 @@ class PosNegDataModule(LightningDataModule):
                 columns = columns_of(made[part].dataset)
                 if part == "train":
                     known, nameless = known or columns, nameless or columns is None
-                elif nameless and columns is not None and known is None:
+                elif (columns is None) if known else (nameless and columns is not None):
                     warn_on_rank_zero(
-                        f"The model is trained on an array, whose columns have no names: those of `{part}_dataset` are "
-                        "taken in their order. Train on a table to have them taken by name."
+                        f"The model is trained on {'a table' if known else 'an array'}, and `{part}_dataset` is "
+                        f"{'none' if known else 'a table'}: columns without names are taken in their order. Pass "
+                        "tables alone to have them taken by name."
                     )
             self._examples = key, known, made
         made, split = self._examples[2], Split(*(getattr(self, name) for name in SPLIT_ARGUMENTS))

@@ -55,8 +55,13 @@ def uneven_columns(inputs: Any, model: nn.Module) -> str | None:
 
 
 def look_at_rectangle(algorithm: Algorithm, trainer: Trainer) -> None:
-    """Warn if it holds too few examples of a PosNegDataModule's batch."""
+    """Warn if its sides seem swapped, or if it holds too few examples of a PosNegDataModule's batch."""
     low, high = algorithm.min_tpr, algorithm.max_fpr
+    if 0.0 < low < high:
+        advise(
+            f"At {high:g} of false alarms a model that guesses finds {high:g} of the positives, more than "
+            f"min_tpr={low:g}: are `min_tpr` and `max_fpr` swapped?"
+        )
     plans: Any = getattr(trainer.train_dataloader, "batch_plans", None)
     if algorithm.can_shrink_rectangle and algorithm.task_sizes is None and hasattr(plans, "most_positives"):
         sizes = plans.global_sizes(trainer.world_size)

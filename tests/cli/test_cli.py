@@ -237,6 +237,33 @@ def test_without_a_saver_what_validates_best_is_saved(command, plain_config, tmp
     assert len(list(tmp_cwd.rglob("*.ckpt"))) == 1
 
 
+@pytest.mark.slow
+def test_a_resumed_run_still_knows_its_best_file(command, plain_config, tmp_cwd):
+    saver = [f"--trainer.callbacks{word}" for word in ("=ModelCheckpoint", ".monitor=step", ".mode=min")]
+    saver.append("--trainer.callbacks.save_last=true")
+    out, err, status = command("fit", "--config", plain_config, *saver, "--trainer.max_epochs=3")
+    assert status == 0, err
+    first = re.search(r"best step = .* in (.*)", out)[0]
+    (last,) = tmp_cwd.rglob("last.ckpt")
+    out, err, status = command("fit", "--config", plain_config, *saver, "--ckpt_path", last)
+    assert status == 0, err
+    assert first in out
+    assert torch.load(*tmp_cwd.rglob("last.ckpt"), weights_only=True)["global_step"] == 30
+
+
+def test_classes_of_the_current_folder_are_found_from_a_config_in_another(command, tmp_cwd):
+    (tmp_cwd / "of_mine.py").write_text(
+        "from lightning_tpauc import DigitsDataModule\nclass Mine(DigitsDataModule): ..."
+    )
+    (tmp_cwd / "conf").mkdir()
+    write(
+        tmp_cwd / "conf" / "a.yaml", QUICKSTART.read_text().replace("lightning_tpauc.DigitsDataModule", "of_mine.Mine")
+    )
+    out, err, status = command("fit", "--config", tmp_cwd / "conf" / "a.yaml", "--print_config")
+    assert status == 0, err
+    assert "of_mine.Mine" in out
+
+
 MONITOR = [f"--trainer.callbacks{word}" for word in ("=ModelCheckpoint", ".monitor=val/tpauc", ".mode=max")]
 
 

@@ -632,11 +632,13 @@ def test_keys_in_another_order_are_the_same_inputs(tmp_path):
             torch.testing.assert_close(scores, expected)
 
 
-def test_columns_that_an_array_did_not_name_are_taken_in_their_order_and_that_is_said():
-    trainer, module = Trainer(max_epochs=1, **QUIET), TPAUCModule(nn.Linear(3, 1))
-    trainer.fit(module, ready((TABLE[INPUTS].to_numpy(), TABLE.died.to_numpy())))
-    with pytest.warns(TPAUCWarning, match=r"trained on an array, .* `predict_dataset` are taken in their order"):
-        trainer.predict(module, PosNegDataModule(predict_dataset=TABLE[["age", "crp", "pulse"]]))
+def test_columns_without_names_are_taken_in_their_order_and_that_is_said():
+    table = TABLE[["age", "crp", "pulse"]]
+    for x, other in ((TABLE[INPUTS].to_numpy(), table), (TABLE[INPUTS], table.to_numpy())):
+        trainer, module = Trainer(max_epochs=1, **QUIET), TPAUCModule(nn.Linear(3, 1))
+        trainer.fit(module, ready((x, TABLE.died.to_numpy())))
+        with pytest.warns(TPAUCWarning, match=r"`predict_dataset` is .* without names are taken in their order"):
+            trainer.predict(module, PosNegDataModule(predict_dataset=other))
 
 
 def test_a_table_of_whole_numbers_alone_is_one_of_numbers():
