@@ -263,8 +263,7 @@ class TPAUCModule(ScoringModel):
         A subclass that overrides it calls ``super()`` once per batch, and may return something else. Only the gradient
         scaler of ``precision="16-mixed"`` waits for the device, once per step.
         """
-        if not isinstance(batch, PosNegBatch):
-            check_training_batch(batch)
+        check_training_batch(batch)
         state = self.training_state
         if state.average is None:
             raise UnsupportedError("Callbacks are lost: let `configure_callbacks` return those of `super()`, too.")

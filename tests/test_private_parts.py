@@ -41,6 +41,7 @@ USED = {
     "_buffers": (_module, "a class mixed in loses what it has under a name of ours"),
     "_combined_loader": (lambda t: t.fit_loop, "a resumed epoch starts from its first batch"),
     "_compiler_ctx": (_module, "steps of a compiled module are compiled, with wrong gradients"),
+    "_current_fx_name": (_module, "what an epoch's end logs is looked for in vain"),
     "_data_fetcher": (lambda t: t.fit_loop, "validation after a killed run's last checkpoint is lost"),
     "_data_source": (lambda t: t.fit_loop, "loaders of several labels are taken for those of one"),
     "_given_hyperparameters": (

@@ -405,7 +405,6 @@ class Algorithm(ABC):
 
         It is not finite where a summand is not, or where one is about to overflow: one test of it stands for all.
         """
-        self._require_setup()
         small = [getattr(self, n) for n, spec in self.state_specs.items() if spec.kind in ("scalar", "vector")]
         return sum((state.sum() if state.ndim else state for state in small if state.is_floating_point()), 0.0)
 

@@ -416,6 +416,8 @@ class STACO(PairwiseAlgorithm):
     @property
     def proximal_coefficient(self) -> float:
         r""":math:`1 / (\gamma\theta_0)`, 0 for STACO1; of several labels the weighted mean."""
+        if not self.has_stages:  # asked for in every step
+            return 0.0
         each = [1.0 / (self.gamma * (1.0 - low)) for low, _ in self.rectangles]
         weights = [1.0] if self.tasks is None else [task.weight for task in self.tasks]
         return sum(w * c for w, c in zip(weights, each, strict=True)) / sum(weights)

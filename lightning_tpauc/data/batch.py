@@ -71,7 +71,8 @@ class PosNegBatch(NamedTuple):
 
     def to(self, device: torch.device | str) -> PosNegBatch:
         """The batch on ``device``. Lightning calls this method, so it does not search the sizes for tensors."""
-        inputs, index, masks = move_data_to_device((self.inputs, self.index, self.masks), device)
+        inputs, index = move_data_to_device((self.inputs, self.index), device)
+        masks = None if self.masks is None else move_data_to_device(self.masks, device)
         return self._replace(inputs=inputs, index=index, masks=masks)
 
     @property

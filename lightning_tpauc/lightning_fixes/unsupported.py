@@ -1,7 +1,7 @@
 """What can't work here is refused by name: flags, strategies and callbacks of a Trainer, and wrongly mixed classes."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -90,14 +90,21 @@ def refuse_wrong_mode(follower: Any) -> None:
         )
 
 
-def log_replicated(module: LightningModule, name: str, value: Tensor, *, prog_bar: bool = False) -> None:
-    """Log a value that is the same on all ranks, without Lightning's advice to average it over ranks."""
-    warning_cache.add(
-        f"It is recommended to use `self.log({name!r}, ..., sync_dist=True)` when logging on epoch level in "
-        "distributed setting to accumulate the metric across devices."
-    )
-    # if there are several data loaders, the name holds the loader's number already
-    module.log(name, value, prog_bar=prog_bar, batch_size=1, add_dataloader_idx=False)
+def log_replicated(module: LightningModule, values: Mapping[str, Tensor], prog_bar: str = "") -> None:
+    """Log values that are the same on all ranks, without Lightning's advice to average them over ranks."""
+    results: Any = module.trainer._results
+    for k, (name, value) in enumerate(values.items()):
+        key = f"{module._current_fx_name}.{name}"
+        known = results.get(key) if k else None  # the first `log` drops what the hook has logged before
+        if known is not None and known.value.device == value.device:
+            results.update_metrics(key, value.squeeze(), 1)  # `log` would search all that it holds for tensors
+            continue
+        warning_cache.add(
+            f"It is recommended to use `self.log({name!r}, ..., sync_dist=True)` when logging on epoch level in "
+            "distributed setting to accumulate the metric across devices."
+        )
+        # if there are several data loaders, the name holds the loader's number already
+        module.log(name, value, prog_bar=name == prog_bar, batch_size=1, add_dataloader_idx=False)
 
 
 # ---------------------------------------------------------------- classes that are mixed with TPAUCModule

@@ -117,8 +117,7 @@ class Evaluation(Callback):
             if start is not None:
                 start.update(values)
                 continue
-            for name, value in values.items():
-                log_replicated(pl_module, name, value, prog_bar=name == f"{stage}/tpauc{collected.suffix}")
+            log_replicated(pl_module, values, f"{stage}/tpauc{collected.suffix}")
             warn_of_areas(pl_module, stage, found, collected.suffix, self._said)
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             self._look_at_range(pl_module, pl_module._collected[0].scored.raw)

@@ -85,8 +85,7 @@ class DampedAdam(Optimizer):
         """Take a state that was saved or pickled, that of torch's Adam, too."""
         super().__setstate__(state)
         for group in self.param_groups:
-            for name, value in self.defaults.items():
-                group.setdefault(name, value)
+            group.update({**self.defaults, **group})
             _check(group)
 
     @torch.no_grad()
@@ -107,9 +106,8 @@ class DampedAdam(Optimizer):
             together: dict[Any, list[Tensor]] = defaultdict(list)
             for k, weight in enumerate(group["params"]):
                 if weight.grad is not None:
-                    joined = group["foreach"]
-                    if joined is None:
-                        joined = not weight.is_cpu or weight.numel() <= _SMALL
+                    fits = not weight.is_cpu or weight.numel() <= _SMALL
+                    joined = fits if group["foreach"] is None else group["foreach"]
                     together[(weight.device, weight.dtype) if joined else k].append(weight)
             for weights in together.values():
                 self._move(weights, [self._state_of(weight, group["capturable"]) for weight in weights], group)
@@ -161,13 +159,11 @@ class DampedAdam(Optimizer):
 
 def _check(options: dict[str, Any]) -> None:
     """Raise :class:`ArgumentError` for options that no group can have."""
-    lr, betas = options["lr"], options["betas"]
-    for beta in betas:
+    for beta in options["betas"]:
         require_range("betas", beta, 0.0, 1.0, open_high=True)
-    if not isinstance(lr, Tensor):
-        require_range("lr", lr, 0.0)
-    require_range("eps", options["eps"], 0.0)
-    require_range("weight_decay", options["weight_decay"], 0.0)
+    for name in ("lr", "eps", "weight_decay"):
+        if not isinstance(options[name], Tensor):
+            require_range(name, options[name], 0.0)
     if options.get("amsgrad") or (options["weight_decay"] and not options.get("decoupled_weight_decay", True)):
         raise ArgumentError(
             "DampedAdam has no `amsgrad`, and its `weight_decay` is AdamW's: load a state without them, or of AdamW."
@@ -255,15 +251,13 @@ class LinearWarmup(LRScheduler):
 
 def begin_warmup(trainer: Trainer, share: float) -> None:
     """Begin the :class:`LinearWarmup` of a training, if it has one; it takes this share of the run."""
-    for config in trainer.lr_scheduler_configs:
-        if isinstance(config.scheduler, LinearWarmup):
-            config.scheduler.begin(steps_of_share(trainer, share, _MOST_WARMUP_EPOCHS, _WARMUP_WITHOUT_END))
+    for config in _configs(trainer, LinearWarmup):
+        config.scheduler.begin(steps_of_share(trainer, share, _MOST_WARMUP_EPOCHS, _WARMUP_WITHOUT_END))
 
 
 def warms_up(trainer: Trainer) -> bool:
     """Whether a :class:`LinearWarmup` still keeps the learning rate below the optimizer's own."""
-    schedulers = (config.scheduler for config in trainer.lr_scheduler_configs)
-    return any(isinstance(scheduler, LinearWarmup) and not scheduler.is_over for scheduler in schedulers)
+    return any(not config.scheduler.is_over for config in _configs(trainer, LinearWarmup))
 
 
 def steps_of_share(trainer: Trainer, share: float, most_epochs: int, without_end: int) -> int:
@@ -315,7 +309,7 @@ def prepare_schedulers(trainer: Trainer) -> None:
     """
     for group in trainer.optimizers[0].param_groups:
         group.setdefault("initial_lr", float(group["lr"]))
-    for config in _plateaus(trainer):
+    for config in _configs(trainer, ReduceLROnPlateau):
         if getattr(config.scheduler, "monitor", None) is None:
             raise ArgumentError("Say in `configure_optimizers` what a ReduceLROnPlateau follows: set its `monitor`.")
 
@@ -329,7 +323,7 @@ def step_plateau_schedulers(
     number of steps is a multiple of ``frequency``. Its metric may come from training or from validation. ``loss`` is
     the value of ``train/loss``, even if that is not logged at this step.
     """
-    plateaus = _plateaus(trainer)
+    plateaus = _configs(trainer, ReduceLROnPlateau)
     if not plateaus or (after == "batch" and all(config.interval == "epoch" for config in plateaus)):
         return
     results: Any = trainer._results  # of the loop that runs; `callback_metrics` still has all older values
@@ -350,8 +344,8 @@ def step_plateau_schedulers(
             _refuse_missing(trainer, config.scheduler)
 
 
-def _plateaus(trainer: Trainer) -> list[Any]:
-    return [config for config in trainer.lr_scheduler_configs if isinstance(config.scheduler, ReduceLROnPlateau)]
+def _configs(trainer: Trainer, kind: type[LRScheduler]) -> list[Any]:
+    return [config for config in trainer.lr_scheduler_configs if isinstance(config.scheduler, kind)]
 
 
 def _refuse_missing(trainer: Trainer, scheduler: Any) -> None:

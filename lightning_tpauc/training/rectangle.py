@@ -117,22 +117,18 @@ class ScoreMemory:
         place = torch.where(absent, len(self._last) - 1, step.number + self._first)
         self._last.index_copy_(0, place.reshape(-1), step.pos.masked_fill(absent, 0.0).reshape(-1).to(self._last.dtype))
 
-    def of_last_steps(self) -> list[TrainingScores | None]:
-        """Of each label, the scores of the last steps; ``None`` without a positive or a negative of it."""
-        return self._each(_RECENT)
-
     def of_stage(self) -> list[TrainingScores] | None:
         """The last score of every positive, and the stage's negatives; ``None`` until all were visited."""
         for step in self._steps:
             self._note(step)
-        known = [scores for scores in self._each(self._of_stage) if scores is not None]
+        known = [scores for scores in self.of_last_steps(self._of_stage) if scores is not None]
         if len(known) < len(self.sizes) or bool(self._last[:-1].isnan().any()):
             return None
         every = self._last[:-1].clone().split_with_sizes(self.sizes)
         return [TrainingScores(pos, own.neg_scores) for pos, own in zip(every, known, strict=True)]
 
-    def _each(self, count: int) -> list[TrainingScores | None]:
-        """Of each label, the scores of the last ``count`` steps."""
+    def of_last_steps(self, count: int = _RECENT) -> list[TrainingScores | None]:
+        """Of each label, the scores of the last steps; ``None`` without a positive or a negative of it."""
         steps = list(islice(reversed(self._steps), count))
         if not steps:
             return [None] * len(self.sizes)
@@ -259,12 +255,12 @@ class RectangleSchedule:
         self.decided_after = self.refusals = self.waits = 0
 
     def move_if_due(self, module: ScoringModel, batches_seen: int, memory: ScoreMemory | None) -> None:
-        """Move the rectangle after a step if a move is due and was not decided on before; all ranks move alike.
+        """Move the rectangle after every ``every``-th step unless that was decided on before; all ranks move alike.
 
         A move is due 20 times over the shrinking, and as often afterwards. Another callback may save a checkpoint
         between a step's end and its move. Resuming then makes the move.
         """
-        if batches_seen % self.every == 0 and batches_seen > self.decided_after:
+        if batches_seen > self.decided_after:
             self.decided_after = batches_seen
             trainer = module.trainer
             progress = trainer.strategy.broadcast(shrinking_progress(trainer, batches_seen, self.steps))

@@ -233,8 +233,8 @@ class StageCallback(Callback):
         state.restore_last_iterate()
         schedule = state.rectangle_schedule
         shown = schedule.diagnostics() if schedule is not None else {}
-        for name, value in {**pl_module.algorithm.diagnostics(), **shown}.items():
-            log_replicated(pl_module, f"train/{name}", value)
+        shown = {**pl_module.algorithm.diagnostics(), **shown}
+        log_replicated(pl_module, {f"train/{name}": value for name, value in shown.items()})
         step_plateau_schedulers(trainer, state.batches_seen, "epoch")
 
     @override

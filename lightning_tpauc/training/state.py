@@ -139,9 +139,7 @@ class PreviousWeights:
 
     def commit(self) -> None:
         """After a step that was taken, make the remembered weights the previous ones."""
-        self.weights = self._next_weights
-        if self.recursive:
-            self.estimates = self._next_estimates
+        self.weights, self.estimates = self._next_weights, self._next_estimates
         self.discard()
 
     def discard(self) -> None:
