@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from lightning_tpauc.algorithms.base import PairwiseAlgorithm
 from lightning_tpauc.algorithms.staco import STACO, Batch, PerPositiveDuals
@@ -138,6 +139,12 @@ class SOTAs(PairwiseAlgorithm):
     a larger ``min_tpr``) and :math:`\lambda` (smaller: harder negatives, as a smaller ``max_fpr``). The step sizes of
     the averages aren't scaled with the learning rate: the source keeps them.
 
+    With ``alpha``, the inner averages take the step of SCENT (Wei, Zhou, Wang, Lin, Yang: A Geometry-Aware Efficient
+    Algorithm for Compositional Entropic Risk Minimization, arXiv 2602.02877), a proximal mirror step on
+    :math:`\nu_i = \log u_i`: the same line with :math:`\alpha u_i / (1 + \alpha u_i)`, of the old :math:`u_i`, in the
+    place of :math:`\gamma_0`. Averages that are far too large fall fast. The first visit of a positive takes the
+    batch's mean itself.
+
     Args:
         min_tpr: lower bound of the true positive rate, in [0, 1); only reported on.
         max_fpr: upper bound of the false positive rate, in (0, 1]; only reported on.
@@ -147,8 +154,9 @@ class SOTAs(PairwiseAlgorithm):
         step_units: as in :class:`SONX`, for :math:`\lambda` and :math:`\lambda'`.
         lam: :math:`\lambda`, above 0; the source tunes it, absolute, in {0.1, 1, 10}.
         lam_prime: :math:`\lambda'`, above 0; the same grid.
-        gamma0: rate of the inner averages, in (0, 1].
+        gamma0: rate of the inner averages, in (0, 1]; not used with ``alpha``.
         gamma1: rate of the outer average, in (0, 1].
+        alpha: step size :math:`\alpha` of SCENT, above 0, for instance :math:`e^{-4}`. ``None``: the fixed rate.
 
     Raises:
         ArgumentError: if an argument is out of range.
@@ -177,12 +185,14 @@ class SOTAs(PairwiseAlgorithm):
         lam_prime: float = 3.0,
         gamma0: float = 0.9,
         gamma1: float = 0.9,
+        alpha: float | None = None,
     ) -> None:
         super().__init__(min_tpr, max_fpr, surrogate, margin, scale, step_units)
         self.lam = require_range("lam", lam, 0.0, open_low=True)
         self.lam_prime = require_range("lam_prime", lam_prime, 0.0, open_low=True)
         self.gamma0 = require_range("gamma0", gamma0, 0.0, 1.0, open_low=True)
         self.gamma1 = require_range("gamma1", gamma1, 0.0, 1.0, open_low=True)
+        self.alpha = None if alpha is None else require_range("alpha", alpha, 0.0, open_low=True)
         self.add_state("log_u", "positive", fill=_LOG_ZERO)
         self.add_state("log_v", "scalar", fill=_LOG_ZERO)
 
@@ -205,7 +215,11 @@ class SOTAs(PairwiseAlgorithm):
             exponents = losses / column(column(self.lam * unit))
             exponents = _exponents_there(exponents, None if neg_mask is None else neg_mask.unsqueeze(-2))
             inner = torch.logsumexp(exponents, dim=-1) - column(_log_number(neg, neg_mask))
-            log_u = _log_moving_average(self.log_u.take(index).to(dtype), inner, self.gamma0)
+            before = self.log_u.take(index).to(dtype)
+            if self.alpha is None:
+                log_u = _log_moving_average(before, inner, self.gamma0)
+            else:
+                log_u = _log_mirror_step(before, inner, self.alpha)
             if pos_mask is not None:
                 log_u = torch.where(pos_mask, log_u, _LOG_ZERO)
             ratio = self.lam / self.lam_prime
@@ -237,3 +251,10 @@ def _log_moving_average(log_average: Tensor, log_value: Tensor, rate: float) -> 
     if rate == 1.0:
         return log_value.clone()
     return torch.logaddexp(log_average + math.log1p(-rate), log_value + math.log(rate))
+
+
+def _log_mirror_step(log_average: Tensor, log_value: Tensor, alpha: float) -> Tensor:
+    r"""The moving average with rate :math:`\alpha u / (1 + \alpha u)`; the value itself where u is still 0."""
+    logit = log_average + math.log(alpha)
+    moved = torch.logaddexp(log_average + logsigmoid(-logit), log_value + logsigmoid(logit))
+    return torch.where(log_average > 0.5 * _LOG_ZERO, moved, log_value)

@@ -280,6 +280,7 @@ CHOICES = "to be one of 'exact', 'ones', 'zeros', but got 'one'"
         (SONX, {"dual_init": "exact", "surrogate": "square"}, "needs a non-decreasing surrogate, but 'square'"),
         (SOTA, {"gamma": math.inf}, "Expected `gamma` to be"),
         (SOTAs, {"lam": 0.0}, r"Expected `lam` to be a number in \(0, inf\), but got 0.0"),
+        (SOTAs, {"alpha": 0}, r"Expected `alpha` to be a number in \(0, inf\), but got 0"),
         (CrossEntropy, {"pos_weight": math.nan}, r"Expected `pos_weight` to be a number in \(0, inf\), but got nan"),
         (STACO, {"alpha": -1.0}, r"`alpha` to be a number in \[0, inf\), but got -1.0"),
         (STACO, {"gamma": "5"}, r"`gamma` to be above 0 \(infinity: STACO1\), but got '5'"),

@@ -1,6 +1,7 @@
 """SOTA and SOTAs against loops."""
 
 import math
+from decimal import Decimal
 
 import pytest
 import torch
@@ -54,13 +55,16 @@ FLOOR = {"squared_hinge": 0.25, "hinge": 0.5, "square": 0.25, "logistic": math.l
 @pytest.mark.parametrize("surrogate", ["squared_hinge", "hinge", "square", "logistic"])
 @pytest.mark.parametrize(("lam", "lam_prime"), [(0.1, 1.0), (1.0, 0.1), (1.0, 1.0), (10.0, 1.0)])
 @pytest.mark.parametrize("step_units", ["absolute", "loss"])
-def test_trajectory_of_sotas_is_that_of_loops(step_units, surrogate, lam, lam_prime):
-    algorithm = paper_sotas(
-        surrogate=surrogate, lam=lam, lam_prime=lam_prime, gamma0=0.9, gamma1=0.7, step_units=step_units
-    )
-    loop = Loop(algorithm, lr=0.05)
+@pytest.mark.parametrize("log_alpha", [None, -4.0])
+def test_trajectory_of_sotas_is_that_of_loops(log_alpha, step_units, surrogate, lam, lam_prime):
+    # steps are small where averages follow slowly: weights of pairs are large there
+    alpha, lr = (None, 0.05) if log_alpha is None else (math.exp(log_alpha), 0.001)
+    settings = {"surrogate": surrogate, "lam": lam, "lam_prime": lam_prime, "gamma1": 0.7, "step_units": step_units}
+    algorithm = paper_sotas(alpha=alpha, gamma0=0.9, **settings)
+    loop = Loop(algorithm, lr=lr)
     unit = Unit(0.5, bounded=True, floor=FLOOR[surrogate]) if step_units == "loss" else None
-    expected = SoftReference(loop.start, len(loop.positives), 0.05, surrogate, lam, lam_prime, 0.9, 0.7, unit=unit)
+    rates = {"g0": 0.9, "g1": 0.7, "log_alpha": log_alpha}
+    expected = SoftReference(loop.start, len(loop.positives), lr, surrogate, lam, lam_prime, unit=unit, **rates)
     for index, neg, dual in loop.batches[:40]:  # small lambdas make rounding grow
         loss = expected.step([loop.positives[i] for i in index], neg, index)
         assert_close(loop.step((index, neg, dual)), loss, "trajectory64")
@@ -85,3 +89,16 @@ def test_small_lambda_does_not_overflow_where_the_plain_formula_does(dtype):
     if dtype == torch.float64:  # all weight is on the worst pair, whose gradient is 2 (m + t)
         assert_close(pos.grad, [-19.0, 0.0])
         assert_close(neg.grad, [19.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scents_step_at_losses_of_fifty(dtype):
+    algorithm = paper_sotas(surrogate="hinge", margin=1.0, lam=0.1, lam_prime=0.1, alpha=math.exp(-4.0))
+    algorithm.setup(1, dtype=dtype)
+    u, pos, alpha = None, torch.zeros(1, dtype=dtype, requires_grad=True), Decimal(-4).exp()
+    for loss in (50, 1, 0, 50, 50, 3):
+        mean = (Decimal(10 * loss).exp() + 1) / 2
+        u = mean if u is None else u * (1 + alpha * mean) / (1 + alpha * u)
+        algorithm(pos, torch.tensor([loss - 1.0, -9.0], dtype=dtype), index=torch.tensor([0])).backward()
+        assert_close(algorithm.log_u, [float(u.ln())])
+    assert math.isfinite(pos.grad)
