@@ -368,10 +368,12 @@ def _read(path: Path, count: int) -> Tensor:
     """The scores ``(count, 1)`` of a file with the columns ``example_id``, 0 to ``count - 1``, and ``score``."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = {int(row["example_id"]): float(row["score"]) for row in csv.DictReader(file)}
-        return torch.tensor([[rows[k]] for k in range(count)], dtype=torch.float64)
+            rows = sorted((int(row["example_id"]), float(row["score"])) for row in csv.DictReader(file))
+        if [number for number, _ in rows] != list(range(count)):  # others are of another set, or of two models
+            raise ValueError(f"{len(rows)} rows")
+        return torch.tensor([[score] for _, score in rows], dtype=torch.float64)
     except (OSError, KeyError, TypeError, ValueError) as error:
-        wanted = f"a CSV file with columns `example_id`, 0 to {count - 1}, and `score`"
+        wanted = f"a CSV file with columns `example_id`, 0 to {count - 1} once each, and `score`"
         raise ArgumentError(f"Expected {str(path)!r} of `others` to be {wanted}, but found {error!r}.") from None
 
 

@@ -641,11 +641,16 @@ def test_intervals_draw_whole_groups(tmp_path):
         ({"a": 3}, "`others` to be classifiers or paths .* 'a': 3"),
         ({"STACO": RidgeClassifier()}, "under names that no method has, but got 'STACO'"),
         ({"a": "no.csv"}, "'no.csv' of `others` to be a CSV file with columns .* FileNotFoundError"),
-        ({"a": "short.csv"}, "`example_id`, 0 to 119, and `score`, but found KeyError.119"),
+        ({"a": "short.csv"}, "`example_id`, 0 to 119 once each, and `score`, but found ValueError.'119 rows"),
+        ({"a": "long.csv"}, "found ValueError.'300 rows"),
+        ({"a": "twice.csv"}, "found ValueError.'121 rows"),
     ],
 )
 def test_other_models_that_cant_be_compared_are_refused(tmp_cwd, others, message):
     write_scores(tmp_cwd / "short.csv", [0.5] * 119)
+    write_scores(tmp_cwd / "long.csv", [0.5] * 300)
+    with write_scores(tmp_cwd / "twice.csv", [0.5] * 120).open("a") as file:
+        file.write("7,0.9\n")
     with pytest.raises(ArgumentError, match=message):
         run(tmp_cwd / "found", others=others, max_steps=1)
 
