@@ -13,7 +13,6 @@ cut into halves: one chooses among a training's looks, the other measures, and t
 looks are no gain by themselves. The test data are never read.
 
     python -m benchmarks.candidates --file candidates.jsonl
-    python -m benchmarks.candidates --file candidates.jsonl --only-table 1
 """
 
 from __future__ import annotations
@@ -22,27 +21,27 @@ import json
 import math
 from collections import defaultdict, deque
 from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from benchmarks.common import arguments, bare_trainer, quiet
-from benchmarks.regimes import LOOKS, PROBLEMS, Part, Problem, areas_of, data_of, difference, network, read
+from benchmarks.regimes import LOOKS, PROBLEMS, Part, Problem, areas_of, data_of, difference, jobs, network, read
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.errors import NonFiniteError
 
-#: Those on which plain and balanced cross-entropy validated worst, without an average, on the first seeds of the study.
-HARDEST = tuple(f"letter {c}" for c in "HKRBFPEV")
-WRONG = tuple(f"letter {c}, wrong labels" for c in "BEHKRS")
+#: The hardest letters are those on which cross-entropy without an average validated worst on the study's first seeds.
 GROUPS: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in ("decoys 8", "decoys 0", "adult, 160 positives", "ijcnn1, (.8, .2)")},
-    "the eight hardest letters": HARDEST,
-    "six letters, wrong labels": WRONG,
+    "the eight hardest letters": tuple(f"letter {c}" for c in "HKRBFPEV"),
+    "six letters, wrong labels": tuple(f"letter {c}, wrong labels" for c in "BEHKRS"),
 }
 GROUPS["all 18"] = tuple(name for names in GROUPS.values() for name in names)
 
@@ -85,11 +84,7 @@ CANDIDATES = (DEFAULT, FEW, EARLY, AFTER, *KINDS)
 
 
 class Looks(Callback):
-    """Validates the average of the weights, on both halves of the validation data and on the whole.
-
-    Attributes:
-        seen: of each look the step, and (TPAUC, AUROC) of the halves and of the whole.
-    """
+    """Of each look the step, and TPAUC and AUROC on both halves of the validation data and on the whole."""
 
     def __init__(self, val: Part, problem: Problem, seed: int, early: bool) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -137,9 +132,10 @@ class Looks(Callback):
         return fmean((chosen[0][1][0], chosen[1][0][0]))
 
 
-def fit(module: TPAUCModule, name: str, seed: int, steps: int, looks: Looks, **sizes: int) -> None:
+def fit(module: TPAUCModule, name: str, seed: int, steps: int, looks: Looks, **sizes: Any) -> None:
     """Train for some steps, with the looks of the problem's whole length."""
     train, val, _ = data_of(name, seed)
+    data = PosNegDataModule(train, val_dataset=val, seed=seed + looks.before, batch_size=4096, **sizes)
     trainer = bare_trainer(
         max_steps=steps,
         val_check_interval=PROBLEMS[name].steps // LOOKS,
@@ -148,9 +144,7 @@ def fit(module: TPAUCModule, name: str, seed: int, steps: int, looks: Looks, **s
         callbacks=[looks, StageCallback(keep_best=False)],
     )
     with suppress(NonFiniteError):  # its best look counts
-        trainer.fit(
-            module, PosNegDataModule(train, val_dataset=val, seed=seed + looks.before, batch_size=4096, **sizes)
-        )
+        trainer.fit(module, data)
     looks.before += steps
 
 
@@ -164,24 +158,17 @@ def trained(name: str, seed: int, candidate: str) -> dict[str, Any]:
         steps = problem.steps - steps
     sizes = {"num_pos": 16, "num_neg": 240} if candidate == FEW else {}
     fit(TPAUCModule(net, KINDS.get(candidate, STACO)(*problem.rectangle)), name, seed, steps, looks, **sizes)
-    step, areas = max(looks.seen, key=lambda look: look[1][2])
-    values = {"held_out": looks.held_out(), "val": areas[2][0], "step": step}
+    step, (*_, whole) = max(looks.seen, key=lambda look: look[1][2])
+    values = {"held_out": looks.held_out(), "val": whole[0], "step": step}
     return {"problem": name, "seed": seed, "candidate": candidate, **values}
-
-
-class Value(NamedTuple):
-    """Of one training: on the half that did not choose, and of the best look on the whole."""
-
-    held_out: float
-    val: float
 
 
 def print_table(records: list[dict[str, Any]]) -> None:
     """Paired differences to the defaults with 95% intervals; those of several problems have the problems as units."""
-    found: dict[tuple[str, str], dict[int, Value]] = defaultdict(dict)
+    found: Any = defaultdict(dict)
     for r in records:
-        found[r["problem"], r["candidate"]][r["seed"]] = Value(r["held_out"], r["val"])
-    for field in Value._fields:
+        found[r["problem"], r["candidate"]][r["seed"]] = SimpleNamespace(**r)
+    for field in ("held_out", "val"):
         print(f"\n| {field} | {DEFAULT} | {' | '.join(CANDIDATES[1:])} | trainings |")
         print(f"|---|{'---|' * (len(CANDIDATES) + 1)}")
         for title, names in GROUPS.items():
@@ -195,17 +182,17 @@ def print_table(records: list[dict[str, Any]]) -> None:
 
 def main(args: list[str] | None = None) -> None:
     """Train what the file lacks, then print the table of what it has."""
-    own = arguments(__doc__, args, file="candidates.jsonl", seeds=2, first_seed=10, only_table=0)
+    own = arguments(__doc__, args, file="candidates.jsonl", seeds=2, first_seed=10, sets="*", only_table=0)
     quiet()
-    path, seeds = Path(own.file), range(own.first_seed, own.first_seed + (1 if own.quick else own.seeds))
+    path, names = Path(own.file), [name for name in GROUPS["all 18"] if fnmatch(name, own.sets)]
+    seeds = range(own.first_seed, own.first_seed + own.seeds)
+    wanted = jobs(range(10, 11), ["letter H"], list(CANDIDATES)) if own.quick else jobs(seeds, names, list(CANDIDATES))
     done = {(r["problem"], r["seed"], r["candidate"]) for r in read(path)}
-    for seed in seeds if not own.only_table else ():
-        for name in ("letter H",) if own.quick else GROUPS["all 18"]:
-            for candidate in CANDIDATES:
-                if (name, seed, candidate) not in done:
-                    line = json.dumps(trained(name, seed, candidate))
-                    with path.open("a") as file:
-                        file.write(line + "\n")
+    for job in wanted if not own.only_table else ():
+        if job not in done:
+            line = json.dumps(trained(*job))
+            with path.open("a") as file:
+                file.write(line + "\n")
     print_table(read(path))
 
 

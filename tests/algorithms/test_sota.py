@@ -55,16 +55,13 @@ FLOOR = {"squared_hinge": 0.25, "hinge": 0.5, "square": 0.25, "logistic": math.l
 @pytest.mark.parametrize("surrogate", ["squared_hinge", "hinge", "square", "logistic"])
 @pytest.mark.parametrize(("lam", "lam_prime"), [(0.1, 1.0), (1.0, 0.1), (1.0, 1.0), (10.0, 1.0)])
 @pytest.mark.parametrize("step_units", ["absolute", "loss"])
-@pytest.mark.parametrize("log_alpha", [None, -4.0])
-def test_trajectory_of_sotas_is_that_of_loops(log_alpha, step_units, surrogate, lam, lam_prime):
-    # steps are small where averages follow slowly: weights of pairs are large there
-    alpha, lr = (None, 0.05) if log_alpha is None else (math.exp(log_alpha), 0.001)
-    settings = {"surrogate": surrogate, "lam": lam, "lam_prime": lam_prime, "gamma1": 0.7, "step_units": step_units}
-    algorithm = paper_sotas(alpha=alpha, gamma0=0.9, **settings)
-    loop = Loop(algorithm, lr=lr)
+def test_trajectory_of_sotas_is_that_of_loops(step_units, surrogate, lam, lam_prime):
+    algorithm = paper_sotas(
+        surrogate=surrogate, lam=lam, lam_prime=lam_prime, gamma0=0.9, gamma1=0.7, step_units=step_units
+    )
+    loop = Loop(algorithm, lr=0.05)
     unit = Unit(0.5, bounded=True, floor=FLOOR[surrogate]) if step_units == "loss" else None
-    rates = {"g0": 0.9, "g1": 0.7, "log_alpha": log_alpha}
-    expected = SoftReference(loop.start, len(loop.positives), lr, surrogate, lam, lam_prime, unit=unit, **rates)
+    expected = SoftReference(loop.start, len(loop.positives), 0.05, surrogate, lam, lam_prime, 0.9, 0.7, unit=unit)
     for index, neg, dual in loop.batches[:40]:  # small lambdas make rounding grow
         loss = expected.step([loop.positives[i] for i in index], neg, index)
         assert_close(loop.step((index, neg, dual)), loss, "trajectory64")
@@ -91,14 +88,15 @@ def test_small_lambda_does_not_overflow_where_the_plain_formula_does(dtype):
         assert_close(neg.grad, [19.0, 0.0, 0.0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_scents_step_at_losses_of_fifty(dtype):
+def test_scents_step_is_that_of_numbers_at_losses_of_fifty():
     algorithm = paper_sotas(surrogate="hinge", margin=1.0, lam=0.1, lam_prime=0.1, alpha=math.exp(-4.0))
-    algorithm.setup(1, dtype=dtype)
-    u, pos, alpha = None, torch.zeros(1, dtype=dtype, requires_grad=True), Decimal(-4).exp()
-    for loss in (50, 1, 0, 50, 50, 3):
-        mean = (Decimal(10 * loss).exp() + 1) / 2
-        u = mean if u is None else u * (1 + alpha * mean) / (1 + alpha * u)
-        algorithm(pos, torch.tensor([loss - 1.0, -9.0], dtype=dtype), index=torch.tensor([0])).backward()
-        assert_close(algorithm.log_u, [float(u.ln())])
-    assert math.isfinite(pos.grad)
+    algorithm.setup(3)
+    u, pos = {}, torch.zeros(3, requires_grad=True)
+    for index, loss in (([0, 1], 50), ([1], 1), ([0, 2], 0), ([1, 2], 50), ([0, 1, 2], 3)):
+        mean = (Decimal(10 * loss).exp() + 1) / 2  # of the losses `loss` and 0, divided by 0.1
+        for i in index:
+            odds = u[i] * Decimal(-4).exp() if i in u else None  # of the rate, a sigmoid
+            u[i] = mean if odds is None else (u[i] + odds * mean) / (1 + odds)
+        algorithm(pos[index], torch.tensor([loss - 1.0, -9.0]), index=torch.tensor(index)).backward()
+        assert_close(algorithm.log_u[index], [float(u[i].ln()) for i in index], "float32")
+    assert bool(pos.grad.isfinite().all())

@@ -14,8 +14,8 @@ def soft_objective(pos, neg, name, lam, lam_prime, margin=0.5, scale=1.0):
 
 
 class Reference:
-    def __init__(self, w, num_pos, eta, name, lam, lam_prime, g0, g1, margin=0.5, scale=1.0, unit=None, log_alpha=None):
-        self.unit, self.log_alpha = unit or One(), log_alpha
+    def __init__(self, w, num_pos, eta, name, lam, lam_prime, g0, g1, margin=0.5, scale=1.0, unit=None):
+        self.unit = unit or One()
         self.w, self.eta = w, eta
         self.name, self.lam, self.lam_prime, self.margin, self.scale = name, lam, lam_prime, margin, scale
         self.g0, self.g1 = g0, g1
@@ -29,8 +29,7 @@ class Reference:
         unit = self.unit.step([[value for value, _ in row] for row in pairs])
         lam = self.lam * unit
         for row, i in zip(pairs, index, strict=True):
-            keep, rate = (1 - self.g0, self.g0) if self.log_alpha is None else self.rates_of(self.u[i])
-            self.u[i] = keep * self.u[i] + rate * mean([math.exp(value / lam) for value, _ in row])
+            self.u[i] = (1 - self.g0) * self.u[i] + self.g0 * mean([math.exp(value / lam) for value, _ in row])
         self.v = (1 - self.g1) * self.v + self.g1 * mean([self.u[i] ** ratio for i in index])
         loss, pos_grad, neg_grad = 0.0, [0.0] * len(hp), [0.0] * len(hn)
         for a, i in enumerate(index):
@@ -41,8 +40,3 @@ class Reference:
                 neg_grad[b] += p * slope
         self.w = descend(self.w, weight_gradient(len(self.w), [*pos_x, *neg_x], pos_grad + neg_grad), self.eta)
         return loss
-
-    def rates_of(self, u):
-        """1 - g and g of SCENT, where g is the sigmoid of log u + log alpha, and 1 at the first visit."""
-        odds = math.exp(math.log(u) + self.log_alpha) if u else math.inf
-        return 1.0 / (1.0 + odds), 1.0 / (1.0 + 1.0 / odds)
