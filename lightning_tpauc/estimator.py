@@ -23,7 +23,7 @@ from torch.utils.data import TensorDataset
 
 from lightning_tpauc.algorithms import STACO, Algorithm
 from lightning_tpauc.data import PosNegDataModule
-from lightning_tpauc.data.labels import as_groups, as_weights
+from lightning_tpauc.data.labels import as_weights
 from lightning_tpauc.data.splits import Split, check_shares
 from lightning_tpauc.errors import ArgumentError, DataError, warn_on_rank_zero
 from lightning_tpauc.functional import (
@@ -33,7 +33,7 @@ from lightning_tpauc.functional import (
     fit_calibration,
     two_way_partial_auroc,
 )
-from lightning_tpauc.functional.checks import check_count, check_rectangle
+from lightning_tpauc.functional.checks import as_groups, check_count, check_rectangle
 from lightning_tpauc.functional.operating_points import Criterion
 from lightning_tpauc.lightning_fixes.undisturbed import undisturbed
 from lightning_tpauc.models import MLP
@@ -153,7 +153,7 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_all_finite="allow-nan")
         check_classification_targets(y)
         weights = np.ones(len(X)) if sample_weight is None else as_weights(column_or_1d(sample_weight))
-        grouped = None if groups is None else as_groups(column_or_1d(groups))
+        grouped = None if groups is None else as_groups(column_or_1d(groups)).numpy()
         check_consistent_length(X, weights, grouped)
         X, y, weights, grouped = _ordered(X, y, weights, grouped)
         self.classes_ = np.unique(y)
@@ -161,6 +161,12 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
             raise DataError(f"Expected two classes whose rows weigh above 0, but got {self.classes_.tolist()}.")
         labels = LabelBinarizer().fit(self.classes_).transform(y).astype(np.int8)
         labels = labels[:, 0] if len(self.classes_) == 2 else labels
+        if labels.mean() > 0.5:
+            other, positive = self.classes_.tolist()
+            warn_on_rank_zero(
+                f"{100 * labels.mean():.0f} % of the rows are {positive!r}, the second class, which is the one to "
+                f"be found. If it should be {other!r}, pass `y == {other!r}`."
+            )
         seed = int(check_random_state(self.random_state).randint(2**31))
         try:
             split = Split(self.validation_fraction, calibration_fraction=self.calibration_fraction, seed=seed)
@@ -177,7 +183,9 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
             self.model_ = self._make_model()
             # not pairs of arrays, in which a column that equals the labels would be refused
             sets = [TensorDataset(self._standardised(X[rows]), torch.from_numpy(labels[rows])) for rows in (train, val)]
-            self._train(sets, drawn, seed)
+            module = self._train(sets, drawn, seed)
+        if module._is_squashed:
+            warn_on_rank_zero("`backbone` ends in a sigmoid or softmax. Leave it out: training needs raw scores.")
         counted = None if weights is None else weights[chooses]
         self._decide_by(self._scores(X[chooses]), torch.from_numpy(labels[chooses]), counted)
         return self
@@ -191,13 +199,14 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         # in float64 the score of a row does not depend on the rows beside it
         return model if "precision" in (self.trainer or {}) else model.double()
 
-    def _train(self, sets: list[TensorDataset], weights: Floats | None, seed: int) -> None:
+    def _train(self, sets: list[TensorDataset], weights: Floats | None, seed: int) -> TPAUCModule:
         epoch = max(_BETWEEN, -(-self.max_steps // _VALIDATIONS))
         data = PosNegDataModule(*sets, sample_weight=weights, steps_per_epoch=epoch, seed=seed, batch_size=_ROWS)
         module = TPAUCModule(self.model_, (self.algorithm or STACO)(self.min_tpr, self.max_fpr), self.optimizer)
         given = {"accelerator": "cpu", "devices": 1, "max_epochs": -1, "max_steps": self.max_steps}
         quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
         Trainer(**{**given, **quiet, **(self.trainer or {})}).fit(module, data)
+        return module
 
     def _decide_by(self, scores: Tensor, labels: Tensor, weights: Floats | None) -> None:
         """Choose the threshold and the probabilities on validating rows."""

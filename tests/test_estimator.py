@@ -108,6 +108,15 @@ def test_a_fit_is_quiet_repeatable_and_leaves_what_it_was_given(backbone, rows, 
     assert capfd.readouterr() == ("", "")
 
 
+def test_what_a_user_may_not_have_meant_is_said():
+    X = np.random.default_rng(0).normal(size=(300, 2))
+    rare = X[:, 0] > 1
+    with pytest.warns(TPAUCWarning, match="of the rows are 'legit', .* If it should be 'fraud', pass `y == 'fraud'`"):
+        quick().fit(X, np.where(rare, "fraud", "legit"))
+    with pytest.warns(TPAUCWarning, match="`backbone` ends in a sigmoid"):
+        quick(backbone=torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Sigmoid())).fit(X, rare)
+
+
 def test_too_few_rows_to_validate_on_are_said():
     X = np.random.default_rng(0).normal(size=(12, 2))
     with pytest.warns(TPAUCWarning, match="All rows train and validate"):
@@ -127,7 +136,7 @@ def test_too_few_rows_to_validate_on_are_said():
         ({}, {"sample_weight": np.linspace(0, 1, 30)}, ArgumentError, "one label or two classes"),
         ({}, {"sample_weight": np.arange(30) % 3 == 0}, DataError, r"two classes .* got \[0\]"),
         ({}, {"sample_weight": np.zeros(30)}, DataError, r"weigh above 0, but got \[\]"),
-        ({}, {"groups": np.full(30, np.nan)}, DataError, "groups"),
+        ({}, {"groups": np.full(30, np.nan)}, ArgumentError, "`groups` has no value for row 0"),
     ],
 )
 def test_what_is_wrong_is_said(arguments, fitted_with, error, message):

@@ -150,7 +150,9 @@ def numbers_of(entry: Any) -> NDArray[Any]:
 def same_numbers(one: Any, other: Any) -> bool:
     """Whether two entries hold the same numbers or texts in the same order; what is missing counts as equal."""
     one, other = numbers_of(one), numbers_of(other)
-    return one.shape == other.shape and bool(((one == other) | (_missing(one) & _missing(other))).all())
+    return one.shape == other.shape and bool(
+        ((one == other) | (checks.is_missing(one) & checks.is_missing(other))).all()
+    )
 
 
 def rows_of_both_classes(labels: NDArray[np.int8], count: int) -> Indices:
@@ -265,24 +267,16 @@ def _as_numbers(values: NDArray[Any]) -> NDArray[Any]:
     if values.dtype.kind != "O" or any(isinstance(value, (str, bytes)) for value in values):
         return values  # text is no number, even if it looks like one
     try:
-        return np.where(_missing(values), np.nan, values).astype(np.float64)
+        return np.where(checks.is_missing(values), np.nan, values).astype(np.float64)
     except (TypeError, ValueError):
         return values
-
-
-def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which entries are nan, None, or pandas' NA, which has no truth value, or NaT."""
-    if values.dtype.kind != "O":
-        return values != values
-    missing = [v is None or type(v).__name__ == "NAType" or bool(v != v) for v in values.ravel().tolist()]
-    return np.array(missing, dtype=bool).reshape(values.shape)
 
 
 def binary_labels(values: Any, name: str = "targets") -> NDArray[np.int8]:
     """Check labels: int8 ``(n,)`` of 0 and 1; of several labels ``(n, K)``, -1 for nan, None and masked entries."""
     labels = _in_columns(as_array(values, name), name)
     labels = _as_numbers(labels.ravel()).reshape(labels.shape)
-    missing = _missing(labels)
+    missing = checks.is_missing(labels)
     if labels.ndim == 1 and missing.any():
         absent = f"{int(missing.sum())} of {labels.size} are nan. Drop unlabelled examples first, by a Subset"
         raise DataError(f"Expected labels 0 and 1 in `{name}`, but {absent}.")
@@ -340,19 +334,10 @@ def row_values(dataset: Any, given: Any, argument: str, name: str = "train_datas
     if values.shape not in ((len(dataset),), (len(dataset), 1)):
         size = f"{len(dataset)} values, one per item of `{name}`"
         raise DataError(f"Expected `{argument}` to have {size}, not shape {values.shape}.")
-    convert = {"groups": as_groups, "sample_weight": as_weights}.get(argument, np.asarray)
+    convert = {"groups": lambda given: checks.as_groups(given).numpy(), "sample_weight": as_weights}.get(
+        argument, np.asarray
+    )
     return convert(values.reshape(-1))
-
-
-def as_groups(values: NDArray[Any]) -> Indices:
-    """Groups as numbers from 0 on; refused if a group is missing."""
-    missing = _missing(values)
-    if missing.any():
-        raise DataError(
-            f"`groups` has no value for row {missing.argmax()}, and for {missing.sum()} of {len(values)} rows in all: "
-            "give each of them a group of its own, or drop them."
-        )
-    return checks.as_groups(values.astype(str) if values.dtype.kind == "O" else values).numpy()
 
 
 def as_weights(values: NDArray[Any]) -> NDArray[np.float64]:

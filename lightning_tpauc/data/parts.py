@@ -139,6 +139,14 @@ class PreparedData:
         else:
             self._refuse_other_labels(examples)
             rows, labels = np.arange(len(examples)), examples.labels
+        for other in ("train", "val") if part == "calibration" and not splits else ():
+            if other in self.examples and content_digest(self.examples[other].dataset) == content_digest(
+                examples.dataset
+            ):
+                raise DataError(
+                    f"`calibration_dataset` and `{other}_dataset` hold the same examples: a threshold takes some that "
+                    "chose nothing. Leave it out, or pass `calibration_fraction` to keep a part of the training set."
+                )
         ids, entries = examples.ids(search=False), examples.entries._replace(known=names_in(known, "keys"))
         ids = np.arange(len(examples)) if splits and ids is None else ids
         # nothing is chosen by the groups of a test set, which may lack them, and validation needs none
@@ -243,7 +251,9 @@ def _add(digest: Any, value: Any, reseed: Callable[[int], None]) -> None:
     digest.update(f"|{type(value).__qualname__}:".encode())
     if isinstance(value, Tensor):
         digest.update(f"{tuple(value.shape)}{value.dtype}".encode())
-        value = value.detach().cpu().to_dense().contiguous().flatten().view(torch.uint8).numpy()  # NumPy lacks dtypes
+        value = value.detach().cpu().to_dense().contiguous()
+        # as bytes, since NumPy lacks some dtypes; one number may come with a stride of 0
+        value = value.as_strided((value.numel(),), (1,)).view(torch.uint8).numpy()
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         digest.update(f"{value.shape}{value.dtype.str}".encode())
         digest.update(np.ascontiguousarray(value).view(np.uint8).data if value.size else b"")

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
@@ -99,14 +100,28 @@ def as_weights(sample_weight: Any, target: Tensor) -> Tensor | None:
     return weights
 
 
+def is_missing(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which entries are nan, None, or pandas' NA, which has no truth value, or NaT."""
+    if values.dtype.kind != "O":
+        return values != values
+    missing = [v is None or type(v).__name__ == "NAType" or bool(v != v) for v in values.ravel().tolist()]
+    return np.array(missing, dtype=bool).reshape(values.shape)
+
+
 def as_groups(groups: Any, size: int | None = None) -> Tensor:
     """The number of each example's group, 0, 1, ... in the order of their names, int64 ``(n,)`` on the CPU."""
-    found = groups.numpy(force=True) if isinstance(groups, Tensor) else np.asarray(groups)
+    found = (groups.numpy(force=True) if isinstance(groups, Tensor) else np.asarray(groups)).reshape(-1)
     if size is not None and found.size != size:
         raise ArgumentError(
             f"Expected `groups` to name the group of each of the {size} examples, but got {found.size}."
         )
-    return torch.from_numpy(np.unique(found.reshape(-1), return_inverse=True)[1])
+    if (missing := is_missing(found)).any():
+        raise ArgumentError(
+            f"`groups` has no value for row {missing.argmax()}, and for {missing.sum()} of {len(found)} rows in all: "
+            "give each of them a group of its own, or drop them."
+        )
+    found = found.astype(str) if found.dtype.kind == "O" else found
+    return torch.from_numpy(np.unique(found, return_inverse=True)[1])
 
 
 def rankable(scores: Tensor) -> Tensor:

@@ -103,10 +103,18 @@ def test_a_calibration_set_without_the_groups_is_refused_and_a_test_set_has_none
         data.calibration_dataloader()
 
 
+def test_examples_that_chose_something_calibrate_nothing():
+    parts = (X[:100], ONE[:100]), (X[100:200], ONE[100:200])
+    for part, other in enumerate(("train", "val")):
+        data = ready(parts[0], val_dataset=parts[1], calibration_dataset=tuple(map(np.copy, parts[part])))
+        with pytest.raises(DataError, match=f"`calibration_dataset` and `{other}_dataset` hold the same examples"):
+            data.calibration_dataloader()
+
+
 def test_a_test_set_in_which_a_group_is_missing_is_refused():
     some = table(slice(300, 400)).assign(who=[None, *["P1"] * 99])
     data = ready(table(slice(300)), targets="died", groups="who", test_dataset=some)
-    with pytest.raises(DataError, match="`groups` has no value for row 0"):
+    with pytest.raises(ArgumentError, match="`groups` has no value for row 0"):
         data.test_dataloader()
 
 

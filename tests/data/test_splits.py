@@ -7,9 +7,9 @@ from sklearn.model_selection import StratifiedGroupKFold, train_test_split
 from torch.utils.data import Subset, TensorDataset
 
 from lightning_tpauc import PosNegDataModule
-from lightning_tpauc.data.labels import as_groups
 from lightning_tpauc.data.splits import cross_validation, holdout
 from lightning_tpauc.errors import ArgumentError, DataError
+from lightning_tpauc.functional.checks import as_groups
 
 LABELS = (np.arange(200) % 10 == 0).astype(np.int8)
 
@@ -139,7 +139,7 @@ def test_where_groups_come_from(form):
     part = data._prepared.training
     assert not set(own[part.rows]) & set(own[part.parts["val"]])
     if form in ("array", "list", "attribute"):
-        assert part.parts["val"].tolist() == holdout(labels, 0.25, 4, as_groups(groups))[1].tolist()
+        assert part.parts["val"].tolist() == holdout(labels, 0.25, 4, as_groups(groups).numpy())[1].tolist()
 
 
 @pytest.mark.parametrize(
