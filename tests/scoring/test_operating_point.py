@@ -14,8 +14,8 @@ from torch import nn
 from lightning_tpauc import DecisionThreshold, PosNegDataModule, PredictionWriter, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import ArgumentError, TooFewExamplesError, silent
-from lightning_tpauc.functional import calibrated_probability, decision_threshold
-from lightning_tpauc.scoring.thresholds import Choice, Decisions, OperatingPoint
+from lightning_tpauc.functional import Decisions, calibrated_probability, decision_threshold
+from lightning_tpauc.scoring.thresholds import Choice, OperatingPoint
 from tests.helpers.problems import make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*use of fork.*")
