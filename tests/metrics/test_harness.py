@@ -23,6 +23,7 @@ from tests.reference.tpauc import naive_binned_tpauc, naive_tpauc
 NUM_BATCHES, BATCH_SIZE, COLUMNS = 4, 24, 3
 THRESHOLDS = [-1.0, 0.0, 0.5, 1.0, 2.0]
 IGNORED = -1
+OBJECTIVE = (0.7, 0.5, "squared_hinge", 0.2)
 
 
 class Case(NamedTuple):
@@ -36,9 +37,9 @@ class Case(NamedTuple):
 
 
 def mean_of_pairs(pos, neg):
-    k1, k2 = math.floor(0.5 * len(pos)), math.floor(0.5 * len(neg))
+    k1, k2 = math.floor(0.3 * len(pos) + 1e-9), math.floor(0.5 * len(neg))
     hardest = [(n - p) for p in sorted(pos)[:k1] for n in sorted(neg)[-k2:]]
-    return sum(max(0.0, 1.0 + t) for t in hardest) / len(hardest)
+    return sum(max(0.0, 0.2 + t) ** 2 for t in hardest) / len(hardest)
 
 
 def on_the_curve(pos, neg, at_fpr=None, at_tpr=None):
@@ -47,7 +48,7 @@ def on_the_curve(pos, neg, at_fpr=None, at_tpr=None):
 
 
 def objective(preds, target, ignore_index=None):
-    return tpauc_objective(preds[target == 1].double(), preds[target == 0].double())
+    return tpauc_objective(preds[target == 1].double(), preds[target == 0].double(), *OBJECTIVE)
 
 
 def columns_case(task, average, thresholds):
@@ -82,7 +83,7 @@ CASES = {
         partial(two_way_partial_auroc, min_tpr=0.0, max_fpr=None),
         lambda pos, neg: naive_tpauc(pos, neg, 0.0, 1.0),
     ),
-    "objective": Case(ExactObjective, objective, mean_of_pairs),
+    "objective": Case(partial(ExactObjective, *OBJECTIVE), objective, mean_of_pairs),
     "tpr": Case(partial(TPRAtMaxFPR, 0.3), partial(tpr_at_max_fpr, max_fpr=0.3), partial(on_the_curve, at_fpr=0.3)),
     "fpr": Case(partial(FPRAtMinTPR, 0.7), partial(fpr_at_min_tpr, min_tpr=0.7), partial(on_the_curve, at_tpr=0.7)),
     **{

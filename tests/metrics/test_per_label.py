@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score, roc_curve
+from sklearn.metrics import roc_curve
 from torchmetrics import MetricCollection
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
@@ -63,20 +63,6 @@ def filled(metric, *parts):
 
 
 # ---------------------------------------------------------------- values
-
-
-def test_the_whole_square_is_the_auroc_of_scikit_learn():
-    scores, _, target = scored(missing=0.0)
-    options = {"min_tpr": 0.0, "max_fpr": None, "task": "multilabel", "num_labels": K}
-    for average in ("macro", "weighted", None):
-        value = two_way_partial_auroc(scores, target, average=average, **options)
-        assert_close(value, roc_auc_score(target, scores, average=average))
-    probabilities, classes = classified()
-    probabilities = probabilities.double().softmax(1)
-    options = {"min_tpr": 0.0, "max_fpr": None, "task": "multiclass", "num_classes": K}
-    for average in ("macro", "weighted"):
-        value = two_way_partial_auroc(probabilities, classes, average=average, **options)
-        assert_close(value, roc_auc_score(classes, probabilities, average=average, multi_class="ovr"))
 
 
 @EITHER

@@ -1,5 +1,6 @@
 """Backbones with a score for each of several tasks."""
 
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
@@ -11,15 +12,15 @@ from tests.helpers.tolerances import assert_close
 from tests.models.test_gin import batch_of, needs_graph, random_graphs
 
 needs_medical = pytest.mark.skipif(find_spec("torchvision") is None, reason="the extra `medical` is not installed")
-VOLUMES = (4, 1, 8, 8, 8)
 
+BONDS = partial(GIN, 8, 2, edge_features=True)
 MODELS = [
     pytest.param(lambda **kw: Linear(5, **kw), lambda _: torch.randn(6, 5), id="Linear"),
     pytest.param(lambda **kw: MLP(5, (7,), batch_norm=True, **kw), lambda _: torch.randn(6, 5), id="MLP"),
-    pytest.param(lambda **kw: CNN3D(channels=(3, 4), **kw), lambda _: torch.randn(VOLUMES), id="CNN3D"),
-    pytest.param(lambda **kw: GIN(8, 2, **kw), lambda g: batch_of(random_graphs(5, g)), id="GIN", marks=needs_graph),
+    pytest.param(lambda **kw: CNN3D(2, (3, 4), **kw), lambda _: torch.randn(4, 2, 8, 8, 8), id="CNN3D"),
+    pytest.param(BONDS, lambda g: batch_of(random_graphs(5, g)), id="GIN", marks=needs_graph),
 ]
-LARGE = pytest.param(lambda **kw: ResNet3D(**kw), lambda _: torch.randn(VOLUMES), id="ResNet3D", marks=needs_medical)
+LARGE = pytest.param(ResNet3D, lambda _: torch.randn(4, 1, 8, 8, 8), id="ResNet3D", marks=needs_medical)
 
 
 @pytest.mark.parametrize(("make", "draw"), [*MODELS, LARGE])
