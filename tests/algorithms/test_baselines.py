@@ -7,7 +7,7 @@ from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy, FullBatch
 from lightning_tpauc.errors import UnsupportedError
 from lightning_tpauc.functional import tpauc_objective
-from tests.helpers.loop import Loop, random_scores
+from tests.helpers.loop import Loop
 from tests.helpers.problems import NUM_NEG, NUM_POS, LinearScore, make_data, make_trainer
 from tests.helpers.tolerances import assert_close
 from tests.reference import cross_entropy as reference
@@ -49,19 +49,6 @@ def test_empty_batch_gives_zero_and_zero_gradients():
     loss.backward()
     assert loss.item() == 0.0
     assert pos.grad.shape == neg.grad.shape == (0,)
-
-
-@pytest.mark.parametrize("pos_weight", [1.0, 2.5])
-def test_equals_torch(pos_weight):
-    pos, neg = random_scores()
-    algorithm = CrossEntropy(pos_weight=pos_weight)
-    algorithm.setup(6)
-    loss = algorithm(pos, neg, index=torch.arange(6))
-    target = torch.cat([torch.ones(6), torch.zeros(8)]).double()
-    expected = torch.nn.functional.binary_cross_entropy_with_logits(
-        torch.cat([pos, neg]), target, pos_weight=torch.tensor(pos_weight)
-    )
-    assert_close(loss.detach(), expected.detach())
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*use of fork.*")
