@@ -284,17 +284,12 @@ def test_divergence_stops_the_run_and_names_the_step_size(tmp_path):
     assert not (tmp_path / "broken.ckpt").exists()
 
 
-def diverging():
-    """A run that grows by some factor in every step, and its data."""
+def test_growth_without_bound_stops_the_run_long_before_it_overflows():
     y = torch.arange(60) % 3 == 0
     x = torch.randn(60, DIM, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     torch.manual_seed(0)
     module = TPAUCModule(LinearScore(), staco(), sgd(3.0), warmup=0)
-    return module, PosNegDataModule((x, y.long()), num_pos=4, num_neg=8)
-
-
-def test_growth_without_bound_stops_the_run_long_before_it_overflows():
-    module, data = diverging()
+    data = PosNegDataModule((x, y.long()), num_pos=4, num_neg=8)
     with pytest.raises(
         NonFiniteError, match=r"Diverged after \d+ steps: .* grown to .* Lower .*standardise the inputs"
     ):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from sklearn.datasets import load_iris
 from sklearn.preprocessing import label_binarize
 from torch.utils.data import TensorDataset
@@ -12,6 +11,7 @@ from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.data import OneVsRest
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.models import Linear
+from tests.helpers.problems import bare_trainer
 
 X = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
 Y = np.arange(60) % 3
@@ -51,13 +51,7 @@ def test_accuracy_is_that_of_the_score_furthest_above_its_threshold():
     x = ((x - x.mean(0)) / x.std(0)).astype(np.float32)
     data = PosNegDataModule((x, y), targets=OneVsRest(3), val_fraction=0.4)
     module = TPAUCModule(Linear(4, num_labels=3))
-    quiet = {
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_checkpointing": False,
-        "enable_model_summary": False,
-    }
-    trainer = Trainer(accelerator="cpu", max_epochs=30, **quiet)
+    trainer = bare_trainer(max_epochs=30)
     trainer.fit(module, data)
     found = trainer.validate(module, data, verbose=False)[0]["val/accuracy"]
     (predicted,), (batch,) = trainer.predict(module, data), data.val_dataloader()

@@ -145,14 +145,14 @@ def test_a_tuple_without_the_labels_is_refused(collate_fn):
         next(iter(ready(collate_fn=collate_fn).train_dataloader()))
 
 
-def by_length(items):
-    return sorted(items, key=lambda item: len(item[0]))
-
-
 def test_a_mapping_keeps_the_labels_in_the_order_of_the_items():
     """As of texts that are sorted by their length for `pack_padded_sequence`."""
+
+    def by_length(items):
+        return pad_to_mapping(sorted(items, key=lambda item: len(item[0])))
+
     with pytest.raises(DataError, match=r"all 12 items in their order, .* does not hold the labels of the items"):
-        next(iter(ready(collate_fn=lambda items: pad_to_mapping(by_length(items))).train_dataloader()))
+        next(iter(ready(collate_fn=by_length).train_dataloader()))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Reading SMILES and labels from tables of all kinds, and the graphs made of them."""
 
 import warnings
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from lightning_tpauc.data import molecules as smiles
 from lightning_tpauc.data.molecules import SMILESDataModule, read_smiles
 from lightning_tpauc.errors import DataError, TPAUCWarning
 from lightning_tpauc.extras import import_extra
+from tests.data.test_molecules import needs_graph
 from tests.helpers.smiles_rows import ROWS, write_csv
 
 
@@ -71,12 +71,6 @@ def test_names_line_and_value_of_a_wrong_label(tmp_path, label):
         DataError, match=rf"Expected 0, 1 or nothing in column 'active' of .*few.csv, but line 3 has '{label}'"
     ):
         list(read_smiles(path, "smiles", ["active"]))
-
-
-needs_graph = pytest.mark.skipif(
-    any(find_spec(name) is None for name in ("torch_geometric", "ogb", "rdkit")),
-    reason="the extra `graph` is not installed",
-)
 
 
 def load(path, cache, column="active", **kwargs):

@@ -4,6 +4,7 @@ import collections
 import enum
 import io
 import pathlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -106,14 +107,11 @@ def numpy_sgd(parameters):
     return torch.optim.SGD(parameters, lr=np.float64(0.1), momentum=np.float32(0.5), weight_decay=np.float16(0))
 
 
-def numpy_steps(optimizer):
-    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=np.int64(2), gamma=np.float32(0.5))
-
-
 def test_numbers_of_numpy_in_optimizer_and_schedule_resume(tmp_path):
     def make():
         torch.manual_seed(3)
-        return TPAUCModule(nn.Linear(2, 1), optimizer=numpy_sgd, lr_scheduler=numpy_steps)
+        steps = partial(torch.optim.lr_scheduler.StepLR, step_size=np.int64(2), gamma=np.float32(0.5))
+        return TPAUCModule(nn.Linear(2, 1), optimizer=numpy_sgd, lr_scheduler=steps)
 
     straight = make()
     make_trainer(precision="32-true", max_epochs=4).fit(straight, make_data())
