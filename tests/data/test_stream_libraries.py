@@ -89,19 +89,10 @@ def test_a_state_brings_them_back(tmp_path, name, workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", ["torchdata", "hugging face", "hugging face, sharded"])
-def test_every_row_is_read_once_a_pass(name, workers):
+@pytest.mark.parametrize("name", [*STREAMS, "web dataset, which divides itself"])
+def test_every_row_is_read_once_a_pass(tmp_path, name, workers):
     """20 steps of 6 negatives are one pass, 10 of each worker are its half."""
-    data = make_datamodule(STREAMS[name](), workers, num_neg=3, num_dual_neg=3, steps_per_epoch=20)
-    data.setup("fit")
-    read = torch.cat([batch.inputs[batch.num_pos :] for batch in batches_of(data)])
-    order = [NEGATIVES.tolist().index(row) for row in read.tolist()]
-    assert sorted(order) == list(range(len(NEGATIVES)))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_web_dataset_divides_itself_among_workers(tmp_path, workers):
-    stream = NegativeStream(web_dataset(tmp_path), "own")
+    stream = STREAMS[name]() if name in STREAMS else NegativeStream(web_dataset(tmp_path), "own")
     data = make_datamodule(stream, workers, num_neg=3, num_dual_neg=3, steps_per_epoch=20)
     data.setup("fit")
     read = torch.cat([batch.inputs[batch.num_pos :] for batch in batches_of(data)])

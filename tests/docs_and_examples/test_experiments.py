@@ -23,7 +23,6 @@ pytestmark = pytest.mark.slow
 
 
 SIZES = (4, 8, 0)
-needs_plot = pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
 WIDE = Rectangle(0.25, 0.75)
 CE = Method("CE", "CrossEntropy", {"lr": (0.01, 0.1, 1.0)}, sizes=SIZES, reported_as="CE")
 STACO = Method(
@@ -71,17 +70,12 @@ def finished(options, tmp_path_factory):
     return plan, store, folder
 
 
-def everything(store):
-    return list(store)
-
-
 # ---------------------------------------------------------------- search and choice
 
 
-@pytest.mark.slow
 def test_every_setting_is_searched_and_the_best_one_reported(finished):
     _, store, _ = finished
-    found = everything(store)
+    found = list(store)
     search = [trial for trial, _ in found if trial["kind"] == "search"]
     # CE: 3 settings; STACO: 2 on two rectangles; broken: 2. On two folds.
     assert len(search) == 2 * (3 + 2 * 2 + 2)
@@ -99,13 +93,13 @@ def test_every_setting_is_searched_and_the_best_one_reported(finished):
 
 
 def test_the_search_sees_no_test_data(finished):
-    for trial, outcome in everything(finished[1]):
+    for trial, outcome in list(finished[1]):
         assert bool(outcome.test) == bool(outcome.curve) == (trial["kind"] == "final")
 
 
 def test_a_setting_that_becomes_infinite_fails_and_is_never_chosen(finished):
     plan, store, _ = finished
-    failed = [(trial, outcome) for trial, outcome in everything(store) if outcome.status == "failed"]
+    failed = [(trial, outcome) for trial, outcome in list(store) if outcome.status == "failed"]
     assert {trial["settings"]["lr"] for trial, _ in failed} == {1e30}
     assert all(outcome.message.startswith("Not finite") for _, outcome in failed)
     assert choose(plan, BROKEN, Rectangle(0.5, 0.5), store) == {"lr": 0.1}
@@ -125,7 +119,6 @@ def counted(calls, stop_at=None):
     return run
 
 
-@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_without_repeating(options, tmp_path):
     plan, calls = Plan(TINY, num_folds=2), []
     store = Results(tmp_path)
@@ -168,7 +161,7 @@ def naive_objective(pos, neg, theta0, theta1):
 # ---------------------------------------------------------------- report
 
 
-@needs_plot
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
 def test_the_report_has_tables_and_figures(finished):
     plan, store, folder = finished
     text = write_report(plan, store, folder, "the command").read_text(encoding="utf-8")
@@ -185,7 +178,7 @@ def test_the_report_has_tables_and_figures(finished):
     assert len(table) == 6
     values = [
         outcome.test["tpauc_tpr50_fpr50"]
-        for trial, outcome in everything(store)
+        for trial, outcome in list(store)
         if trial["kind"] == "final" and trial["method"] == "STACO1" and trial["rectangle"] == [0.5, 0.5]
     ]
     row = table["0.5", "STACO1"]

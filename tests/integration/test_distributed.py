@@ -99,6 +99,11 @@ class Attached(ClusterEnvironment):
         assert rank == self.rank
 
 
+def together(rank, world):
+    """Options of a Trainer."""
+    return {"devices": world, **({"strategy": "ddp", "plugins": [Attached(rank, world)]} if world > 1 else {})}
+
+
 def evaluate_all(rank, world, sizes, *, use_distributed_sampler):
     """Everything that validation reports, for each (examples, batch size)."""
     torch.manual_seed(0)
@@ -110,9 +115,7 @@ def evaluate_all(rank, world, sizes, *, use_distributed_sampler):
     for size, batch_size in sizes:
         trainer = make_trainer(
             precision="32-true",
-            devices=world,
-            strategy="ddp" if world > 1 else "auto",
-            plugins=[Attached(rank, world)] if world > 1 else None,
+            **together(rank, world),
             use_distributed_sampler=use_distributed_sampler,
         )
         data = PosNegDataModule(val_dataset=(x[:size], y[:size]), batch_size=batch_size)
@@ -121,8 +124,8 @@ def evaluate_all(rank, world, sizes, *, use_distributed_sampler):
 
 
 @pytest.mark.filterwarnings("ignore::lightning_tpauc.errors.TPAUCWarning")  # a class is missing
-@pytest.mark.parametrize(("use_distributed_sampler", "worlds"), [(True, [3]), (False, [2])])
-def test_reported_metrics_do_not_depend_on_the_number_of_ranks(use_distributed_sampler, worlds):
+@pytest.mark.parametrize(("use_distributed_sampler", "world"), [(True, 3), (False, 2)])
+def test_reported_metrics_do_not_depend_on_the_number_of_ranks(use_distributed_sampler, world):
     """To the last bit, for shards of different sizes and for ranks that have no example at all."""
     sizes = [(size, batch_size) for size in (1, 2, 5, 8, 9, 10, 11) for batch_size in (1 + size % 3, 4)]
     options = {"use_distributed_sampler": use_distributed_sampler}
@@ -132,10 +135,9 @@ def test_reported_metrics_do_not_depend_on_the_number_of_ranks(use_distributed_s
     )
     defined = [result["val/tpauc"] for result in expected if not math.isnan(result["val/tpauc"])]
     assert len(set(defined)) > 3
-    for world in worlds:
-        for results in run_distributed(lambda rank, world: evaluate_all(rank, world, sizes, **options), world):
-            for how, ours, theirs in zip(sizes, results, expected, strict=True):
-                assert repr(ours) == repr(theirs), f"{how} on {world} ranks"
+    for results in run_distributed(lambda rank, world: evaluate_all(rank, world, sizes, **options), world):
+        for how, ours, theirs in zip(sizes, results, expected, strict=True):
+            assert repr(ours) == repr(theirs), f"{how} on {world} ranks"
 
 
 class Rows(Callback):
@@ -154,9 +156,7 @@ def train_rows(rank, world, *, use_distributed_sampler):
     x[:, 0] = torch.arange(len(x))
     rows = Rows()
     trainer = make_trainer(
-        devices=world,
-        strategy="ddp" if world > 1 else "auto",
-        plugins=[Attached(rank, world)] if world > 1 else None,
+        **together(rank, world),
         use_distributed_sampler=use_distributed_sampler,
         callbacks=[rows],
         max_epochs=2,
@@ -171,11 +171,10 @@ def test_ranks_take_disjoint_parts_of_one_batch(use_distributed_sampler):
     options = {"use_distributed_sampler": use_distributed_sampler}
     expected = train_rows(0, 1, **options)
     assert len(expected) == 10
-    for world in (3,):
-        ranks = run_distributed(lambda rank, world: train_rows(rank, world, **options), world)
-        for step, whole in enumerate(expected):
-            for part in range(3):
-                joint = [row for rank in ranks for row in rank[step][part]]
-                assert joint == whole[part], f"step {step}"
-                assert len(set(joint)) == len(joint)
-                assert {len(rank[step][part]) for rank in ranks} == {len(joint) // world}
+    ranks = run_distributed(lambda rank, world: train_rows(rank, world, **options), 3)
+    for step, whole in enumerate(expected):
+        for part in range(3):
+            joint = [row for rank in ranks for row in rank[step][part]]
+            assert joint == whole[part], f"step {step}"
+            assert len(set(joint)) == len(joint)
+            assert {len(rank[step][part]) for rank in ranks} == {len(joint) // 3}

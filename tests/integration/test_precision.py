@@ -119,7 +119,6 @@ def test_state_and_pairwise_work_are_float32_or_better(precision, method):
     assert torch.isfinite(trainer.validate(module, make_datamodule(), verbose=False)[0]["val/tpauc"] * torch.ones(()))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("averaging", ["uniform", "polynomial"])
 def test_mean_of_half_precision_weights_does_not_stand_still(averaging):
     steps = AfterSteps()

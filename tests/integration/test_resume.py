@@ -233,13 +233,6 @@ def test_resumed_on_another_number_of_ranks(tmp_path, before, after):
 # ---------------------------------------------------------------- what does not belong
 
 
-def edited(path, target, **changes):
-    saved = torch.load(path, weights_only=True)
-    saved[KEY].update(changes)
-    torch.save(saved, target)
-    return target
-
-
 def test_what_does_not_belong_is_refused(broken, tmp_path):
     with pytest.raises(CheckpointError, match="written with another training data"):
         run(tmp_path, data=make_datamodule(seed=4), ckpt=broken)
@@ -255,10 +248,11 @@ def test_what_does_not_belong_is_refused(broken, tmp_path):
     module.algorithm.max_fpr = 0.45
     with pytest.raises(CheckpointError, match=r"another min_tpr and max_fpr: \[0.6, 0.4\], but now \[0.6, 0.45\]"):
         run(tmp_path, module=module, ckpt=broken)
-    run_of = torch.load(broken, weights_only=True)[KEY]["run"]
-    other = edited(broken, tmp_path / "other.ckpt", run={**run_of, "algorithm": "SOTA"})
+    saved = torch.load(broken, weights_only=True)
+    saved[KEY]["run"]["algorithm"] = "SOTA"
+    torch.save(saved, tmp_path / "other.ckpt")
     with pytest.raises(CheckpointError, match="written with another algorithm: SOTA, but now STACO"):
-        run(tmp_path, ckpt=other)
+        run(tmp_path, ckpt=tmp_path / "other.ckpt")
 
 
 @pytest.mark.parametrize(
@@ -390,6 +384,3 @@ def test_fine_tuning_starts_from_the_published_weights(broken, tmp_path):
     (tmp_path / "cut.ckpt").write_bytes(broken.read_bytes()[:1000])
     with pytest.raises(CheckpointError, match=r"cut.ckpt' is not whole: its content can't be read"):
         make_trainer(precision="32-true").fit(make_module(init_from=str(tmp_path / "cut.ckpt")), make_smaller())
-    wrong = TPAUCModule(nn.Linear(DIM, 1), init_from=str(broken))
-    with pytest.raises(CheckpointError, match=r"can't be used: \['backbone.* do not fit"):
-        make_trainer(precision="32-true").fit(wrong, make_smaller())

@@ -82,13 +82,17 @@ def test_the_steps_are_those_of_the_paper_on_the_streams_rows():
     assert_close(module.algorithm.s_prime, torch.tensor(state.s_prime, dtype=torch.float64), "float64")
 
 
-class AtStart(Callback):
+class KeepStart(Callback):
     """The dual variables before the first step."""
+
+    def __init__(self, folder):
+        self.folder = folder
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if trainer.global_step == 0:
             algorithm = pl_module.algorithm
-            self.found = [t.clone() for t in (algorithm.s, algorithm.y, algorithm.s_prime)]
+            found = [t.clone() for t in (algorithm.s, algorithm.y, algorithm.s_prime)]
+            torch.save(found, self.folder / f"start{trainer.global_rank}.pt")
 
 
 class Short(IterableDataset):
@@ -102,14 +106,6 @@ class Short(IterableDataset):
 
     def __iter__(self):
         return iter(rows(33)[self.first :: self.step])
-
-
-class KeepStart(AtStart):
-    def __init__(self, folder):
-        self.folder = folder
-
-    def on_train_end(self, trainer, pl_module):
-        torch.save(self.found, self.folder / f"start{trainer.global_rank}.pt")
 
 
 @forks

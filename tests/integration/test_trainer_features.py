@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -191,17 +192,13 @@ def test_early_stopping_and_checkpoints_where_validation_lacks_a_class(tmp_path,
 # ---------------------------------------------------------------- loggers
 
 
-def scheduled_module():
-    return make_module(lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5))
-
-
 def test_curves_in_the_tensorboard_file(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
         EventAccumulator,
     )
 
     logger = TensorBoardLogger(tmp_path, default_hp_metric=False)
-    module = scheduled_module()
+    module = make_module(lr_scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5))
     _, watch = fit(module, max_epochs=3, logger=logger, log_every_n_steps=4, callbacks=[LearningRateMonitor()])
     events = EventAccumulator(logger.log_dir)
     events.Reload()
