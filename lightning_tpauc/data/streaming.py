@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Literal, NamedTuple, cast
-from unittest import mock
 
 import numpy as np
 import torch
@@ -192,11 +191,17 @@ class StreamReader:
             iterator.load_state_dict(iterator_state)
         self._iterator, self.place, self.stream.owner = iterator, place, self
 
-    def _as_split(self) -> contextlib.AbstractContextManager[Any]:
+    @contextlib.contextmanager
+    def _as_split(self) -> Iterator[None]:
         """Hide from the data set that it runs in a worker, unless ``split="own"``."""
-        if self.stream.split == "own":
-            return contextlib.nullcontext()
-        return mock.patch.object(_utils.worker, "_worker_info", None)
+        worker = _utils.worker
+        info = worker._worker_info
+        if self.stream.split != "own":
+            worker._worker_info = None
+        try:
+            yield
+        finally:
+            worker._worker_info = info
 
 
 def inputs_of_negatives(items: list[Any]) -> list[Any]:

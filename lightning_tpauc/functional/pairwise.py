@@ -233,7 +233,7 @@ def pairwise_terms(
     pos, neg, s = _checked(pos_scores, neg_scores, thresholds, loss, method, masks)
     y = torch.ones_like(s) if weights is None else _per_positive(weights, "weights", pos)
     pairs = Pairs(pos.to(common_dtype(pos, y)), neg, s, loss, masks, method=method)
-    of_pos, of_neg = pairs._sums.grad_sums(y.to(pairs.pos.dtype) / column(pairs.num_neg))  # first: see DenseSums
+    of_pos, of_neg = pairs.sums.grad_sums(y.to(pairs.pos.dtype) / column(pairs.num_neg))  # first: see DenseSums
     return PairwiseTerms(pairs.excess, pairs.active, -of_pos, of_neg)
 
 
@@ -276,23 +276,23 @@ class Pairs:
             dual_masks = None if masks is None else masks.with_dual_negatives
             self.dual = Pairs(constants[0], tensors[3].detach(), constants[2], loss, dual_masks, method=method)
         kind = SortedSums if _sorts(pos, neg, loss, method) else DenseSums
-        self._sums: SortedSums | DenseSums = kind(*constants, loss, neg_mask)
-        self._sums.nonnegative = nonnegative  # whether the thresholds are at least 0 for certain
+        self.sums: SortedSums | DenseSums = kind(*constants, loss, neg_mask)
+        self.sums.nonnegative = nonnegative  # whether the thresholds are at least 0 for certain
 
     @property
     def totals(self) -> tuple[Tensor, Tensor]:
         r"""``(S,)`` each: :math:`\sum_j (\ell_{ij} - s_i)_+`, and how many negatives have :math:`\ell_{ij} > s_i`."""
-        return self._sums.totals
+        return self.sums.totals
 
     @property
     def excess(self) -> Tensor:
         r"""``(S,)``, :math:`\frac1B \sum_j (\ell_{ij} - s_i)_+`."""
-        return self._sums.totals[0] / column(self.num_neg)
+        return self.sums.totals[0] / column(self.num_neg)
 
     @property
     def active(self) -> Tensor:
         r"""``(S,)``, the share of negatives with :math:`\ell_{ij} > s_i`."""
-        return self._sums.totals[1] / column(self.num_neg)
+        return self.sums.totals[1] / column(self.num_neg)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         r""":math:`\sum_i y_i\,\mathrm{excess}_i`, differentiable with respect to the scores.
@@ -317,7 +317,7 @@ class Pairs:
         r"""``value()``, whose gradients are made those of :math:`\sum_i w_i \sum_j (\ell_{ij} - s_i)_+`."""
         if not torch.is_grad_enabled() or not (self.pos.requires_grad or self.neg.requires_grad):
             return value()
-        of_pos, of_neg = self._sums.grad_sums(weights)  # first: see DenseSums
+        of_pos, of_neg = self.sums.grad_sums(weights)  # first: see DenseSums
         return with_gradients(value(), self.pos, self.neg, -of_pos, of_neg)
 
     def tail_mean(self, theta: float | Tensor) -> Tensor | None:
@@ -326,7 +326,7 @@ class Pairs:
         ``None`` where these sums don't tell it: where many pairs were sorted, and each positive has negatives of its
         own that are the hardest, or several labels have as many as their masks say.
         """
-        return self._sums.tail_mean(theta, None if self.masks is None else self.masks.pos)
+        return self.sums.tail_mean(theta, None if self.masks is None else self.masks.pos)
 
 
 def evaluate_pairs(
