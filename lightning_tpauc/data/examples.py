@@ -534,6 +534,11 @@ class Examples:
         """The number of each row's group, int64 ``(n,)``; ``None`` without groups."""
         return self._values("groups")
 
+    @property
+    def group_names(self) -> set[str]:
+        """What the groups are called in the data."""
+        return set(map(str, row_values(self.dataset, self.given.groups, "ids", self.name).tolist()))
+
     @cached_property
     def weights(self) -> Any:
         """The weight of each row, float64 ``(n,)``; ``None`` without weights."""

@@ -152,7 +152,14 @@ class PreparedData:
         # nothing is chosen by the groups of a test set, which may lack them, and validation needs none
         absent = {"val": examples.is_searched, "test": examples.lacks}.get(examples.part, lambda _: False)("groups")
         groups = None if absent else examples.groups
-        if part == "calibration" and groups is None and self.examples.get("train", examples).groups is not None:
+        train = self.examples.get("train", examples)
+        both = groups is not None and not splits and not any(each.is_searched("groups") for each in (train, examples))
+        if both and train.groups is not None and (shared := train.group_names & examples.group_names):
+            warn_on_rank_zero(
+                f"{len(shared)} groups of `{examples.name}`, such as {min(shared)}, are in `train_dataset` too: what "
+                "they tell of new groups is too good. Give each group to one of the two."
+            )
+        if part == "calibration" and groups is None and train.groups is not None:
             text = "`groups` are those of `train_dataset`: rows of `calibration_dataset` count as independent"
             warn_on_rank_zero(f"{text}. Pass the name of a column, or key, that both have.")
         named = [None if values is None else values[rows] for values in (ids, groups)]

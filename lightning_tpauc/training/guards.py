@@ -100,10 +100,11 @@ def say_which_weights(module: ScoringModel) -> None:
         rank_zero_info(missing)
     elif best is not None and best.weights and best.step < state.batches_seen:
         area, auroc = best.value
-        by = f"val/tpauc {area:.4f}" if area > 0.0 else f"val/auroc {auroc:.4f}, as val/tpauc was always 0,"
+        monitor, value = ("val/tpauc", area) if area > 0.0 else ("val/auroc", auroc)
+        by = f"{monitor} {value:.4f}" + ("" if area > 0.0 else ", as val/tpauc was always 0,")
         rank_zero_info(
             f"The model has the weights that validated best: {by} after {best.step} of {state.batches_seen} steps. "
-            "ModelCheckpoint saves them if it has monitor='val/tpauc', mode='max', and else those of its last epoch."
+            f"ModelCheckpoint saves them if it has monitor={monitor!r}, mode='max', and else those of another step."
         )
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from lightning_tpauc import PosNegDataModule
-from lightning_tpauc.errors import ArgumentError, DataError
+from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from tests.helpers.items import Items
 
 GENERATOR = np.random.default_rng(0)
@@ -75,6 +75,7 @@ def table(rows=slice(None)):
     return pd.DataFrame({"x": X[rows, 0], "died": ONE[rows], "who": [f"P{g}" for g in GROUPS[rows]]})
 
 
+@pytest.mark.filterwarnings("ignore:.*are in `train_dataset` too")
 @pytest.mark.parametrize("form", ["table", "attribute", "key"])
 def test_a_name_of_groups_holds_for_all_parts(form):
     def part(rows):
@@ -93,6 +94,13 @@ def test_a_name_of_groups_holds_for_all_parts(form):
         own = GROUPS[start : start + 150]
         assert np.array_equal(loader.groups[:, None] == loader.groups, own[:, None] == own)
     assert (data.val_dataloader().groups is None) == (form == "key")  # all items would have to be read
+
+
+def test_groups_that_train_as_well_are_named():
+    data = ready(table(slice(300)), targets="died", groups="who", calibration_dataset=table(slice(250, 400)))
+    shared = {f"P{g}" for g in GROUPS[:300]} & {f"P{g}" for g in GROUPS[250:400]}
+    with pytest.warns(TPAUCWarning, match=f"{len(shared)} groups of `calibration_dataset`, such as {min(shared)}, are"):
+        data.calibration_dataloader()
 
 
 def test_a_calibration_set_without_the_groups_is_refused_and_a_test_set_has_none():
