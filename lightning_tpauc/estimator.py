@@ -158,7 +158,8 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         X, y, weights, grouped = _ordered(X, y, weights, grouped)
         self.classes_ = np.unique(y)
         if len(self.classes_) < 2:
-            raise DataError(f"Expected two classes whose rows weigh above 0, but got {self.classes_.tolist()}.")
+            found = f"one class, {self.classes_.tolist()}" if len(y) else "none"
+            raise DataError(f"Expected two classes of rows whose weight is not zero, but got {found}.")
         labels = LabelBinarizer().fit(self.classes_).transform(y).astype(np.int8)
         labels = labels[:, 0] if len(self.classes_) == 2 else labels
         if labels.mean() > 0.5:

@@ -134,8 +134,8 @@ def test_too_few_rows_to_validate_on_are_said():
         ({"criterion": "best"}, {}, ArgumentError, "criterion"),
         ({}, {"sample_weight": np.linspace(-1, 1, 30)}, DataError, "sample_weight"),
         ({}, {"sample_weight": np.linspace(0, 1, 30)}, ArgumentError, "one label or two classes"),
-        ({}, {"sample_weight": np.arange(30) % 3 == 0}, DataError, r"two classes .* got \[0\]"),
-        ({}, {"sample_weight": np.zeros(30)}, DataError, r"weigh above 0, but got \[\]"),
+        ({}, {"sample_weight": np.arange(30) % 3 == 0}, DataError, r"two classes .* got one class, \[0\]"),
+        ({}, {"sample_weight": np.zeros(30)}, DataError, "whose weight is not zero, but got none"),
         ({}, {"groups": np.full(30, np.nan)}, ArgumentError, "`groups` has no value for row 0"),
     ],
 )
