@@ -346,6 +346,8 @@ def main(args: ArgsType = None) -> None:
         logging.getLogger(name).addFilter(_is_of_use)
     # lightning 2.6.6 makes LeafSpec objects of torch's pytree in every loop; torch 2.14 deprecates the class.
     warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated", category=FutureWarning)
+    # Training batches are a function of the step, which a resumed run knows.
+    warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before the epoch ended")
     try:
         TPAUCCLI(args)
     except SIGTERMException:  # Lightning's would end the process as if all were done
