@@ -227,7 +227,8 @@ def _numbers_of_table(x: Any) -> tuple[Any, str]:
     if others := [column for column, kind in kinds.items() if kind not in "buif"]:
         dates = "dates become numbers by `(t - t.min()).dt.days`" if {*kinds.values()} & {"M", "m"} else ""
         remedy = dates or "texts by `pd.get_dummies` of all rows together, or scikit-learn's ColumnTransformer"
-        return x, f"no numbers in {listed(others)}. Encode or drop these columns ({remedy})"
+        names = "or name them as `ids` or `groups`, if that is what they are"
+        return x, f"no numbers in {listed(others)}. Encode or drop these columns ({remedy}), {names}"
     array = x.to_numpy()
     if array.dtype.kind == "O":  # columns of several kinds, which all fit into float64
         array = x.to_numpy(dtype=np.float64, na_value=np.nan)
