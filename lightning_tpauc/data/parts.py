@@ -140,9 +140,10 @@ class PreparedData:
             self._refuse_other_labels(examples)
             rows, labels = np.arange(len(examples)), examples.labels
         for other in ("train", "val") if part == "calibration" and not splits else ():
-            if other in self.examples and content_digest(self.examples[other].dataset) == content_digest(
-                examples.dataset
-            ):
+            theirs = self.examples[other].dataset if other in self.examples else ()
+            # the content is read only of sets of one size
+            same_size = len(theirs) == len(examples)
+            if same_size and content_digest(theirs) == content_digest(examples.dataset):
                 raise DataError(
                     f"`calibration_dataset` and `{other}_dataset` hold the same examples: a threshold takes some that "
                     "chose nothing. Leave it out, or pass `calibration_fraction` to keep a part of the training set."
