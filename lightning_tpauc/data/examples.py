@@ -337,6 +337,8 @@ class Entries(NamedTuple):
         """The inputs in an item or in collated items: a tuple loses its label, a mapping or graph what is named."""
         if isinstance(item, (tuple, list)) and len(item):
             item = _of_tuple(item, labelled=self.labelled)
+        if isinstance(item, _ARRAYS):  # nothing in it has a name; most items get no further, each time they are read
+            return item
         item = without(item, self.named)
         if self.known is None or not isinstance(item, Mapping):
             return item
@@ -360,8 +362,8 @@ def without(inputs: Any, keys: Iterable[str]) -> Any:
 
 def _of_tuple(entries: Any, *, labelled: bool) -> Any:
     """The inputs in entries that may end with the label: ``(a, b, y)`` gives ``(a, b)``, and ``(a, y)`` gives a."""
-    inputs = tuple(entries[:-1] if labelled and len(entries) > 1 else entries)
-    return inputs[0] if len(inputs) == 1 else inputs
+    count = len(entries) - 1 if labelled and len(entries) > 1 else len(entries)
+    return entries[0] if count == 1 else tuple(entries[:count])
 
 
 def layout(inputs: Any, columns: tuple[str, ...] | None = None) -> Any:

@@ -142,15 +142,23 @@ def _states() -> dict[str, Any]:
     return {name: get() for name, (get, _, _) in _GENERATORS.items()}
 
 
-@contextmanager
-def seeded_items(seed: int, step: int, names: Iterable[str] = tuple(_GENERATORS)) -> Iterator[Callable[[int], None]]:
-    """Seed the global generators, or those of some names, for each item, and restore the state of all afterwards.
+def _restore(states: dict[str, Any]) -> set[str]:
+    """Restore the generators that have moved since; their names."""
+    moved = {name for name, (get, _, _) in _GENERATORS.items() if not _same(states[name], get())}
+    for name in moved:
+        _GENERATORS[name][1](states[name])
+    return moved
 
-    An augmentation that draws from ``random``, ``numpy.random`` or ``torch`` (on the CPU) then depends on (seed, step,
-    row) only. It does not depend on earlier draws, on the number of workers or ranks, or on a resume. What is yielded
-    is to be called with the row of each item before the item is read.
-    """
-    states = _states()
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two states of a generator are equal: tensors, or tuples of numbers and arrays."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    return all(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in zip(one, other, strict=True))
+
+
+def _seeder(seed: int, step: int, names: Iterable[str]) -> Callable[[int], None]:
+    """What seeds the global generators of these names for the item of a row."""
     seeds = [_GENERATORS[name][2] for name in names]
     key = _key_of(_mix(_key_of(seed, Purpose.AUGMENTATION) + step * _GOLDEN), Purpose.AUGMENTATION)
 
@@ -159,15 +167,22 @@ def seeded_items(seed: int, step: int, names: Iterable[str] = tuple(_GENERATORS)
         for seed_one in seeds:
             seed_one(word)
 
+    return reseed
+
+
+@contextmanager
+def seeded_items(seed: int, step: int) -> Iterator[Callable[[int], None]]:
+    """Seed the global generators for each item, and restore their states afterwards.
+
+    An augmentation that draws from ``random``, ``numpy.random`` or ``torch`` (on the CPU) then depends on (seed, step,
+    row) only. It does not depend on earlier draws, on the number of workers or ranks, or on a resume. What is yielded
+    is to be called with the row of each item before the item is read.
+    """
+    states = _states()
     try:
-        yield reseed
+        yield _seeder(seed, step, _GENERATORS)
     finally:
-        for name, state in states.items():
-            _GENERATORS[name][1](state)
-
-
-def _same(one: Any, other: Any) -> bool:
-    return torch.equal(one, other) if isinstance(one, torch.Tensor) else all(map(np.array_equal, one, other))
+        _restore(states)
 
 
 class ItemReader:
@@ -183,13 +198,15 @@ class ItemReader:
 
     def read(self, get: Callable[[int], T], rows: list[int], step: int) -> list[T]:
         """``get(row)`` of each row, as it is in this step."""
-        items: list[T] = []
-        with seeded_items(self.seed, step, self._drawn) as reseed:
-            before = _states()
+        items, reseed, states = list[T](), _seeder(self.seed, step, self._drawn), _states()
+        try:
             for row in rows:
-                reseed(row)
+                if self._drawn:
+                    reseed(row)
                 items.append(get(row))
-            after = _states()
-        moved = {name for name in before.keys() - self._drawn if not _same(before[name], after[name])}
+        finally:
+            moved = _restore(states)
+        if moved <= self._drawn:
+            return items
         self._drawn |= moved
-        return self.read(get, rows, step) if moved else items
+        return self.read(get, rows, step)
