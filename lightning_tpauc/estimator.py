@@ -335,9 +335,8 @@ def tpauc_scorer(min_tpr: float = 0.5, max_fpr: float = 0.5) -> Any:
 
 def _tpauc(y_true: Any, y_score: Any, min_tpr: float, max_fpr: float, sample_weight: Any = None) -> float:
     classes, codes = np.unique(y_true, return_inverse=True)
-    if y_score.ndim == 2 and len(classes) != y_score.shape[1]:
-        raise DataError(
-            f"Expected rows of all {y_score.shape[1]} classes, not {classes.tolist()} alone. Stratify the folds."
-        )
+    number = 2 if y_score.ndim == 1 else y_score.shape[1]
+    if len(classes) != number:
+        raise DataError(f"Expected rows of {number} classes, but all are of {classes.tolist()}. Stratify the folds.")
     task: dict[str, Any] = {} if y_score.ndim == 1 else {"task": "multiclass", "num_classes": len(classes)}
     return float(two_way_partial_auroc(y_score, codes, min_tpr, max_fpr, **task, sample_weight=sample_weight))

@@ -11,7 +11,7 @@ from typing_extensions import Self
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.distributed import gather_scores
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.checks import as_tensor, check_count, require_range
+from lightning_tpauc.functional.checks import as_tensor, check_count, is_real, require_range
 from lightning_tpauc.functional.pairwise import TaskMasks, common_dtype, full_precision, widest_float
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.training.guards import advise, is_squashed
@@ -92,12 +92,13 @@ class TPAUCLoss(nn.Module):
 
     @property
     def progress(self) -> float | None:
-        """The share of the run that is over, in [0, 1], which the loop sets; ``None`` before it does."""
+        """The share of the run that is over, which the loop sets, in [0, 1] (up to 2 means 1); ``None`` before."""
         return self._progress
 
     @progress.setter
     def progress(self, share: float) -> None:
-        self._progress = require_range("progress", share, 0.0, 1.0)
+        over = is_real(share) and 1.0 < share < 2.0  # rounding, or a loop that counts from one; 2 counts steps
+        self._progress = require_range("progress", 1.0 if over else share, 0.0, 1.0)
         self.tightness.fill_(min(1.0, 2.0 * self._progress))
 
     def extra_repr(self) -> str:
@@ -160,7 +161,8 @@ class TPAUCLoss(nn.Module):
             wanted = "(N,) or (N, 1)" if several == 1 else f"(N, {several})"
             raise ArgumentError(
                 f"Expected `scores`, floating, and `labels` of shape {wanted}, since num_labels={several}, but got "
-                f"{scores.dtype} {tuple(scores.shape)} and {tuple(labels.shape)}. Several labels need `num_labels`."
+                f"{scores.dtype} {tuple(scores.shape)} and {tuple(labels.shape)}. Several labels need `num_labels`, "
+                "and K classes are K labels: `torch.nn.functional.one_hot(labels, K)`."
             )
         return scores.reshape(number, several).T.contiguous(), labels.reshape(number, several).T
 

@@ -115,12 +115,8 @@ def test_what_a_user_may_not_have_meant_is_said():
         quick().fit(X, np.where(rare, "fraud", "legit"))
     with pytest.warns(TPAUCWarning, match="`backbone` ends in a sigmoid"):
         quick(backbone=torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Sigmoid())).fit(X, rare)
-
-
-def test_too_few_rows_to_validate_on_are_said():
-    X = np.random.default_rng(0).normal(size=(12, 2))
     with pytest.warns(TPAUCWarning, match="All rows train and validate"):
-        quick().fit(X, np.arange(12) == 3)
+        quick().fit(X[:12], np.arange(12) == 3)  # too few
 
 
 @pytest.mark.parametrize(
@@ -208,6 +204,8 @@ def test_scorer_is_the_metric_of_any_classifier(model, rows):
     scores = model.predict_proba(X)[:, 1] if isinstance(model, RandomForestClassifier) else model.decision_function(X)
     expected = naive_tpauc(scores[y == 1], scores[y == 0], 0.5, 0.4)
     assert tpauc_scorer(0.5, 0.4)(model, X, np.where(y, "sick", "healthy")) == pytest.approx(expected, abs=1e-12)
+    with pytest.raises(DataError, match=r"of 2 classes, but all are of \['sick'\]. Stratify"):
+        tpauc_scorer(0.5, 0.4)(model, X[y == 1], ["sick"] * y.sum())
 
 
 @pytest.mark.slow

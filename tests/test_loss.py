@@ -52,13 +52,13 @@ def test_it_is_staco_of_each_label(surrogate, labels, size):
         algorithm.setup(size, dtype=torch.float64)
     for step, (scores, target) in enumerate(batches(12, size, labels)):
         ours, theirs = (scores.clone().requires_grad_() for _ in range(2))
-        loss.progress = step / 11
+        loss.progress = step / 10  # a little above 1 is 1
         value = loss(ours, target)
         value *= 1.0  # in place, as some loops do
         value.backward()
         parts = []
         for k, algorithm in enumerate(each):
-            algorithm.tightness = min(1.0, 2 * step / 11)
+            algorithm.tightness = min(1.0, 2 * step / 10)
             pos, neg = (theirs[target[:, k] == which, k] for which in (1, 0))
             parts.append(algorithm(pos, neg, index=torch.arange(len(pos))))
         (sum(parts) / labels).backward()
@@ -252,7 +252,7 @@ def test_gathered_it_is_one_process_with_the_joint_batch(labels):
     ("arguments", "scores", "labels", "said"),
     [
         ({}, torch.zeros(4), torch.zeros(3), r"\(4,\) and \(3,\)"),
-        ({}, torch.zeros(4, 3), torch.zeros(4, 3), "`num_labels`"),
+        ({}, torch.zeros(4, 3), torch.arange(4) % 3, r"`num_labels`, and .*one_hot\(labels, K\)"),
         ({"num_labels": 3}, torch.zeros(4), torch.zeros(4), r"\(N, 3\)"),
         ({}, torch.zeros(4, dtype=torch.int64), torch.zeros(4), "floating"),
         ({}, torch.zeros(()), torch.zeros(()), r"\(N,\)"),
@@ -260,12 +260,13 @@ def test_gathered_it_is_one_process_with_the_joint_batch(labels):
         ({}, torch.zeros(2), torch.tensor([0.5, 1.0]), "but got 0.5"),
         ({"num_labels": 0}, None, None, "num_labels"),
         ({"min_tpr": 1.0}, None, None, "min_tpr"),
+        ({"progress": 2}, None, None, r"`progress` to be a number in \[0, 1\]"),
         ({"surrogate": "square"}, None, None, "square"),
     ],
 )
 def test_refused_by_name(arguments, scores, labels, said):
     with pytest.raises(ArgumentError, match=said):
-        TPAUCLoss(**arguments)(scores, labels)
+        double(**arguments)(scores, labels)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ class OneVsRest:
     """
 
     def __init__(self, classes: Sequence[Any] | int) -> None:
-        self.classes = tuple(range(classes) if isinstance(classes, int) else classes)
+        self.classes = tuple(range(classes) if checks.is_whole(classes) else classes)
         if len({*self.classes}) < max(2, len(self.classes)):
             raise ArgumentError(f"Expected `classes` to be two or more, all different, but got {classes!r}.")
 
@@ -310,6 +310,7 @@ def _refuse(labels: NDArray[Any], wrong: NDArray[np.bool_], columns: Any, name: 
     if not where:
         one = repr(found[-1])
         remedy = f"Choose the positive class: `targets=(y == {one})`, or `targets=lambda label: label == {one}`."
+        remedy += " For each against the rest: `targets=lightning_tpauc.data.OneVsRest(classes)`." * (len(found) > 2)
     shown = ("" if numbers else f"{labels.dtype} ") + ", ".join(map(repr, found[:5])) + ", ..." * (len(found) > 5)
     raise DataError(f"Expected labels 0 and 1 in `{name}`, but found {shown}{where}. {remedy}")
 

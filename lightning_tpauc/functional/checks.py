@@ -1,5 +1,6 @@
 """Errors of inputs and of settings, worded in one place."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
@@ -71,14 +72,20 @@ def just_counts(index: Any) -> bool:
     return index.nlevels == 1 and np.array_equal(index.to_numpy(), np.arange(len(index)))
 
 
-def as_pair(preds: Any, target: Any, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-    """Scores and labels by :func:`as_tensor`; those of pandas must not have one index, or columns, in two orders."""
-    for axis in ("index", "columns"):
-        if in_other_order(getattr(preds, axis, None), getattr(target, axis, None)):
+def check_positions(**columns: Any) -> None:
+    """Raise :class:`ArgumentError` if two that are of pandas have one index, or columns, in two orders."""
+    pairs = itertools.combinations(columns.items(), 2)
+    for axis, ((name, one), (other, two)) in itertools.product(("index", "columns"), pairs):
+        if in_other_order(getattr(one, axis, None), getattr(two, axis, None)):
             raise ArgumentError(
-                f"`preds` and `target` have the same {axis} at different positions, and they are paired by position: "
-                f"pass `target.reindex({axis}=preds.{axis})` if names should decide, and `.to_numpy()` of both if not."
+                f"`{name}` and `{other}` have the same {axis} at different positions, and they are paired by position: "
+                f"pass `{other}.reindex({axis}={name}.{axis})` if names decide, and `.to_numpy()` of both if not."
             )
+
+
+def as_pair(preds: Any, target: Any, device: torch.device | None = None, **beside: Any) -> tuple[Tensor, Tensor]:
+    """Scores and labels by :func:`as_tensor`, in one order, which what is given beside them has as well."""
+    check_positions(preds=preds, target=target, **beside)
     scores = as_tensor(preds, "preds", device)
     return scores, as_tensor(target, "target", scores.device)
 
@@ -251,7 +258,10 @@ def checked_pair(
         wanted = f"`preds` and `target` to have shape (N, num_labels), here (N, {num_labels})"
         remedy = "Other dimensions hold examples too once they are moved to the front and flattened."
     elif num_classes is None and preds.shape != target.shape:
-        wanted, remedy = "`preds` and `target` to have the same shape", "Drop a trailing one with `.squeeze(-1)`."
+        wanted, remedy = (
+            "`preds` and `target` to have the same shape",
+            "Drop a trailing one with `.squeeze(-1)`, or see `task`.",
+        )
     elif num_classes is None and num_labels is None and math.prod(preds.shape[1:]) != 1:
         wanted = "one score per example, shape (N,) or (N, 1)"
         remedy = "Columns have a value each: see `task` and `num_labels`, or pass `.flatten()` of both to pool them."

@@ -448,7 +448,7 @@ def precision_at_alert_rate(
     pos, _, undefined = ranked_classes(preds, target, ignore_index, validate_args, "precision")
     if undefined:
         return torch.tensor(math.nan, dtype=torch.float64, device=pos.device)
-    scores, labels = (each.cpu() for each in checks.as_pair(preds, target))
+    scores, labels = (each.cpu() for each in checks.as_pair(preds, target, sample_weight=sample_weight))
     found, wrong, _ = count_by_score(scores, labels, checks.as_weights(sample_weight, labels))
     tp, called = (np.append(0.0, each.cumsum(0).numpy()) for each in (found, found + wrong))
     budget = alert_rate * called[-1]

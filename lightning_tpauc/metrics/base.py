@@ -76,7 +76,7 @@ class ScoreMetric(Metric):
             ArgumentError: if shapes differ or hold several scores per example; with ``validate_args`` also if
                 ``target`` has other labels or ``preds`` holds nan.
         """
-        preds, target = as_pair(preds, target, self.device)
+        preds, target = as_pair(preds, target, self.device, sample_weight=sample_weight)
         num_labels = self._score_row[0] if self._score_row else None
         pair = checked_pair(preds, target, self.ignore_index, num_labels=num_labels, values=self.validate_args)
         self.keep(*pair, sample_weight)

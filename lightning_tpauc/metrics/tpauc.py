@@ -134,7 +134,7 @@ class TwoWayPartialAUROC(ScoreMetric):
             ArgumentError: if shapes are others; with ``validate_args`` also if ``target`` has other labels, ``preds``
                 holds nan, or ``thresholds`` is an int and a score lies outside [0, 1].
         """
-        preds, target = self._asked.checked(*as_pair(preds, target, self.device))
+        preds, target = self._asked.checked(*as_pair(preds, target, self.device, sample_weight=sample_weight))
         if self.thresholds is None:
             self.keep(preds, target, sample_weight)
             return

@@ -20,7 +20,7 @@ FORMS = {
     "array": ((X, Y), 3),
     "list of text": ((X, TEXT.tolist()), ["cat", "dog", "fish"]),
     "text": ((X.numpy(), TEXT), ("cat", "dog", "fish")),
-    "tensors": (TensorDataset(X, torch.from_numpy(Y)), 3),
+    "tensors": (TensorDataset(X, torch.from_numpy(Y)), Y.max() + 1),
     "items": ([(x, int(label)) for x, label in zip(X, Y, strict=True)], range(3)),
     "mappings": ([{"x": x, "label": label} for x, label in zip(X, TEXT.tolist(), strict=True)], ["cat", "dog", "fish"]),
 }

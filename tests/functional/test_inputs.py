@@ -33,18 +33,13 @@ KINDS = {
 }
 
 
-area = functional.two_way_partial_auroc
+area, interval = functional.two_way_partial_auroc, functional.bootstrap_interval
 several: Any = {"task": "multiclass", "num_classes": 3, "average": None}
 CALLS = {
     "two_way_partial_auroc": (area, SCORES, LABELS),
     "of classes": (lambda p, t: area(p, t, **several), COLUMNS, CLASSES),
     "weighted": (lambda p, t, w: area(p, t, sample_weight=w), SCORES, LABELS, COLUMNS[:, 0]),
-    "of groups": (
-        lambda p, t, g: functional.bootstrap_interval(p, t, num_resamples=9, groups=g),
-        SCORES,
-        LABELS,
-        GROUPS,
-    ),
+    "of groups": (lambda p, t, g: interval(p, t, num_resamples=9, groups=g), SCORES, LABELS, GROUPS),
     "fit_calibration": (lambda p, t: functional.fit_calibration(p, t)[1:], SCORES, LABELS),
     "calibrated_probability": (lambda p: functional.calibrated_probability(p, MAP), SCORES),
     "count_decisions": (lambda p, t: functional.count_decisions(p, t, 0.5), SCORES, LABELS),

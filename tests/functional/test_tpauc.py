@@ -1,3 +1,4 @@
+import inspect
 import math
 import warnings
 from functools import partial
@@ -8,9 +9,9 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
+from lightning_tpauc import functional
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
-from lightning_tpauc.functional import decision_threshold, fit_calibration, roc_polyline
-from lightning_tpauc.functional.tpauc import two_way_partial_auroc
+from lightning_tpauc.functional import decision_threshold, fit_calibration, roc_polyline, two_way_partial_auroc
 from lightning_tpauc.metrics import TwoWayPartialAUROC
 from tests.helpers.tolerances import assert_close
 from tests.reference.tpauc import naive_tpauc
@@ -278,8 +279,13 @@ def test_scores_and_labels_of_pandas_have_their_names_at_the_same_positions(axis
         turned, preds, target = turned.a, preds.a, target.a
         one = partial(two_way_partial_auroc, min_tpr=0.0, max_fpr=1.0)
         calls = [one, decision_threshold, fit_calibration, roc_polyline, TwoWayPartialAUROC(0.0, 1.0).update]
+        calls += [functional.tpr_at_max_fpr, partial(functional.count_decisions, threshold=0.5)]
+        calls += [functional.bootstrap_interval, partial(functional.precision_at_alert_rate, alert_rate=0.5)]
         assert one(turned, target.reindex(index=turned.index)) == roc_auc_score(target, preds)
     for call in calls:
         call(preds, target)
         with pytest.raises(ArgumentError, match=f"the same {axis} at different positions"):
             call(turned, target)
+        for name in [name for name in ("sample_weight", "groups") if name in inspect.signature(call).parameters][:1]:
+            with pytest.raises(ArgumentError, match=f"and `{name}` have the same {axis} at different positions"):
+                call(preds, target, **{name: turned})
