@@ -24,6 +24,7 @@ from torch.utils.data import TensorDataset
 from lightning_tpauc.algorithms import STACO, Algorithm
 from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.data.labels import as_weights
+from lightning_tpauc.data.parts import say_most_are_positive
 from lightning_tpauc.data.splits import Split, check_shares
 from lightning_tpauc.errors import ArgumentError, DataError, warn_on_rank_zero
 from lightning_tpauc.functional import (
@@ -162,12 +163,8 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
             raise DataError(f"Expected two classes of rows whose weight is not zero, but got {found}.")
         labels = LabelBinarizer().fit(self.classes_).transform(y).astype(np.int8)
         labels = labels[:, 0] if len(self.classes_) == 2 else labels
-        if labels.mean() > 0.5:
-            other, positive = self.classes_.tolist()
-            warn_on_rank_zero(
-                f"{100 * labels.mean():.0f} % of the rows are {positive!r}, the second class, which is the one to "
-                f"be found. If it should be {other!r}, pass `y == {other!r}`."
-            )
+        other, *_, positive = self.classes_.tolist()
+        say_most_are_positive(labels, f"rows are {positive!r}", f"y == {other!r}")
         seed = int(check_random_state(self.random_state).randint(2**31))
         try:
             split = Split(self.validation_fraction, calibration_fraction=self.calibration_fraction, seed=seed)

@@ -25,13 +25,7 @@ from lightning_tpauc.functional.checks import as_index, check_choice, check_coun
 from lightning_tpauc.functional.pairwise import common_dtype, full_precision
 from lightning_tpauc.lightning_fixes import checkpoint_files, unsupported
 from lightning_tpauc.metrics.reporting import FurtherMetrics, Report
-from lightning_tpauc.scoring.forward import (
-    ScoringModel,
-    call_model,
-    in_known_order,
-    scores_of,
-    shaped_scores,
-)
+from lightning_tpauc.scoring.forward import ScoringModel, call_model, in_known_order, scores_of, shaped_scores
 from lightning_tpauc.scoring.labels import check_label_settings, inputs_to_predict, known_layout
 from lightning_tpauc.training import checkpoint as saved_training
 from lightning_tpauc.training.guards import warn_of_activation

@@ -78,9 +78,10 @@ class PAUCI(RecursiveAlgorithm):
     the direction that it receives is :math:`\eta_t v`, so that plain SGD performs the rule; momentum would be a second
     one. Decided where the source is silent or its code differs: :math:`\eta_t` and :math:`c\,\eta_t^2` are capped at
     1, beyond which a step would leave the set; :math:`\gamma \in [\max(-a, b - 1), 1]` uses a and b from before the
-    step; the start is :math:`a = b = s_p = s_n = 0.5, \lambda_a = \lambda_b = 0, \gamma = 1`, as in the authors' code,
-    whose descent on :math:`\gamma` is not followed; the learning-rate schedule multiplies all step sizes.
-    :math:`\Pi` projects on :math:`a, b \in [0, 1], s_p \in [-4, 1], s_n \in [0, 5], \lambda_a, \lambda_b \ge 0`.
+    step; the start is :math:`a = b = s_p = s_n = 0.5`, :math:`\lambda_a = \lambda_b = 0, \gamma = 1`, as in the
+    authors' code, whose descent on :math:`\gamma` is not followed; the learning-rate schedule multiplies all step
+    sizes. :math:`\Pi` projects on :math:`a, b \in [0, 1]`, :math:`s_p \in [-4, 1]`, :math:`s_n \in [0, 5]` and
+    :math:`\lambda_a, \lambda_b \ge 0`.
 
     Args:
         min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).

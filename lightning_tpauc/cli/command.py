@@ -318,6 +318,7 @@ class TPAUCCLI(LightningCLI):
         _say(f"{type(algorithm).__name__}, TPR >= {algorithm.min_tpr:g} and FPR <= {algorithm.max_fpr:g}")
         one = self.model.trained_labels is None
         of_all = [n for n in metrics if n.startswith("val/") and (one or n.count("/") == 1 or "/tpauc/" in n)]
+        of_all = [n for n in of_all if "threshold" not in n]  # the model's is said already; it may be another weights'
         if of_all:
             _say("Last validation:", *(f"  {name} = {float(metrics[name]):.4f}" for name in sorted(of_all)))
         saved = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path]

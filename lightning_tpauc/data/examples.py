@@ -32,6 +32,7 @@ from lightning_tpauc.data.labels import (
     row_values,
     rows_of_both_classes,
     same_numbers,
+    scrambled,
     stored_values,
     underlying,
 )
@@ -307,6 +308,8 @@ def unaugmented(dataset: Any) -> Any:
     """The attribute ``without_augmentation`` of a data set, also inside subsets; without it, the data set itself."""
     inner, rows = underlying(dataset)
     plain = getattr(inner, "without_augmentation", inner)
+    if len(plain) != len(inner):
+        raise DataError(f"`without_augmentation` has {len(plain)} rows, not the {len(inner)} of its data set.")
     return dataset if plain is inner else subset(plain, rows)
 
 
@@ -504,6 +507,12 @@ class Examples:
     def contradicted_by_items(self) -> str | None:
         """Where labels that came as values differ from those that the items have; ``None`` if they don't."""
         return disagreement(self.dataset, self.labels, None) if are_labels(self.given.targets) else None
+
+    def contradicted_by(self, plain: Any) -> str | None:
+        """Where another data set of the same rows has other labels; ``None`` if it does not."""
+        if not are_labels(self.given.targets):
+            return disagreement(plain, self.labels, self.given.targets)
+        return scrambled(plain, self.labels) if scrambled(self.dataset, self.labels) is None else None
 
     def labels_of_positives(self) -> NDArray[np.int8]:
         """Labels of a training set whose negatives are a stream: all 1, with or without stored labels."""

@@ -127,6 +127,10 @@ def disagreement(dataset: Any, labels: NDArray[np.int8], targets: Any) -> str | 
     """Where labels differ from those of a few items of each class; ``None`` if they agree, or items have none."""
     keys, rows = label_keys(targets), rows_of_both_classes(labels, _COMPARED)
     with seeded_items(0, 0):  # augmentations and target transforms may draw random numbers
+        stored = stored_values(dataset, keys)
+        own = labels if stored is None else numbers_of(ruled(stored, targets))
+        if own.shape == labels.shape:  # those that differ, too
+            rows = np.append(np.flatnonzero(own != labels)[:1], rows)
         entries = [entry_of(dataset[int(row)], None if keys and keys[0] in NAMES else keys) for row in rows]
     if not entries or any(entry is NOTHING for entry in entries):
         return None
@@ -136,6 +140,19 @@ def disagreement(dataset: Any, labels: NDArray[np.int8], targets: Any) -> str | 
         if own.shape == label.shape and not same_numbers(own, label):
             shown = repr(own[0].item()) if len(own) == 1 else str(own.tolist())
             return f"{labels[row]} for item {row}, which itself has {shown}"
+    return None
+
+
+def scrambled(dataset: Any, labels: NDArray[np.int8]) -> str | None:
+    """Two items with one label of their own and two here, as in another order; ``None`` if labels recode their own."""
+    seen = dict[str, int]()
+    with seeded_items(0, 0):
+        kept = None if (stored := stored_values(dataset)) is None else as_array(stored)
+        for row in rows_of_both_classes(labels, 4 * _COMPARED).tolist():
+            own = entry_of(dataset[row], None) if kept is None else kept[row]
+            first = row if own is NOTHING else seen.setdefault(str(numbers_of(own)), row)
+            if (labels[first] != labels[row]).any():
+                return f"items {first} and {row} have the same label, {own}, but not in `targets`"
     return None
 
 

@@ -25,7 +25,7 @@ from lightning_tpauc.data.examples import (
     names_in,
     unaugmented,
 )
-from lightning_tpauc.data.labels import is_table, underlying
+from lightning_tpauc.data.labels import are_labels, is_table, scrambled, underlying
 from lightning_tpauc.data.sampler import LabelRows, WeightedIndices
 from lightning_tpauc.data.seeding import Purpose, seeded_items
 from lightning_tpauc.data.splits import Indices, Labels, Names, Split
@@ -99,7 +99,10 @@ class PreparedData:
         labels = train.labels if self.negatives is None else train.labels_of_positives()
         if self.negatives is None:
             train.refuse_label_among_inputs()
-            _say_most_are_positive(labels)
+            say_most_are_positive(labels)
+            if are_labels(train.given.targets) and (differing := scrambled(train.dataset, labels)):
+                text = f"`targets` may be in another order than the items of `train_dataset`: {differing}. "
+                warn_on_rank_zero(f"{text}Take both from one list, unless `targets` correct those labels.")
         elif argument := self.split.argument_of("val") or self.split.argument_of("calibration"):
             raise ArgumentError(f"`{argument}` can't split a stream of `negatives`. Pass a `val_dataset`.")
         if weights is not None and labels.ndim == 2:
@@ -164,7 +167,11 @@ class PreparedData:
             text = "`groups` are those of `train_dataset`: rows of `calibration_dataset` count as independent"
             warn_on_rank_zero(f"{text}. Pass the name of a column, or key, that both have.")
         named = [None if values is None else values[rows] for values in (ids, groups)]
-        return EvaluatedPart(getattr(self.datasets, examples.part), rows, labels[rows], entries, *named)
+        plain = unaugmented(dataset := getattr(self.datasets, examples.part))
+        if plain is not dataset and (differing := examples.contradicted_by(plain)):
+            name = f"`without_augmentation` of `{examples.name}`"
+            raise DataError(f"{name} has other labels than that: {differing}. Build both from one list of rows.")
+        return EvaluatedPart(dataset, rows, labels[rows], entries, *named)
 
     def _refuse_other_labels(self, part: Examples) -> None:
         """Raise :class:`DataError` if a part is judged by other labels than those that train, or in another order."""
@@ -228,14 +235,15 @@ class PreparedData:
         return make(positives, training.labels[positives]), make(negatives, training.labels[negatives])
 
 
-def _say_most_are_positive(labels: NDArray[np.int8]) -> None:
+def say_most_are_positive(
+    labels: Labels, what: str = "labels of `train_dataset` are 1", remedy: str = "targets=lambda label: label == 0"
+) -> None:
+    """Warn where the class to be found is not the rarer one, of any label."""
     columns = labels.reshape(len(labels), -1)
     shares = (columns == 1).sum(axis=0) / np.maximum((columns >= 0).sum(axis=0), 1)
     if (shares > 0.5).all():
-        warn_on_rank_zero(
-            f"{100 * shares.min():.0f} % of the labels of `train_dataset` are 1, the class to be found. "
-            "If it should be the other one, pass `targets=lambda label: label == 0`."
-        )
+        text = f"{100 * shares.min():.0f} % of the {what}, the class to be found. If it should be the other one, "
+        warn_on_rank_zero(f"{text}pass `{remedy}`.")
 
 
 # ---------------------------------------------------------------- data known by their content

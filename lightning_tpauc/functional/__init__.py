@@ -11,13 +11,7 @@ from lightning_tpauc.functional.operating_points import (
     precision_at_alert_rate,
     tpr_at_max_fpr,
 )
-from lightning_tpauc.functional.pairwise import (
-    Pairs,
-    PairwiseTerms,
-    TaskMasks,
-    evaluate_pairs,
-    pairwise_terms,
-)
+from lightning_tpauc.functional.pairwise import Pairs, PairwiseTerms, TaskMasks, evaluate_pairs, pairwise_terms
 from lightning_tpauc.functional.roc import roc_polyline
 from lightning_tpauc.functional.staco import objective_ratio, tail_mean_loss, tpauc_objective
 from lightning_tpauc.functional.surrogates import (

@@ -21,6 +21,7 @@ have heavier tails than counts by a factor of e at most (Bentkus, *On Hoeffding'
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -143,6 +144,7 @@ class Decisions(NamedTuple):
         num_neg: all negatives.
         guaranteed: the demands, by the names of their arguments, that hold for new examples at the ``confidence`` that
             :func:`decision_threshold` was asked for.
+        times: so many times as many examples like these guarantee all demands; 0 where no number is known to.
     """
 
     threshold: float
@@ -151,6 +153,7 @@ class Decisions(NamedTuple):
     num_pos: float
     num_neg: float
     guaranteed: tuple[str, ...] = ()
+    times: int = 1
 
     @property
     def sensitivity(self) -> float:
@@ -299,7 +302,8 @@ def decision_threshold(
         shares = _group_shares(groups, target)
         if weights is not None or shares is not None:
             _, *counted = _candidates(pos, neg, shares)
-        safe = _safe(min_tpr, max_fpr, confidence, counted, weights, shares)
+        safe_of = partial(_safe, min_tpr, max_fpr, confidence, weights=weights, shares=shares)
+        safe = safe_of(counted)
     # Of thresholds that keep to `max_fpr` the one that finds most meets `min_tpr` if any does, and the other way round.
     open_one = {"max_sensitivity": "min_tpr", "max_specificity": "max_fpr"}.get(criterion)
     distance = torch.stack([shortfall.clamp(min=0) for shortfall in away.values()]).norm(dim=0)
@@ -318,11 +322,14 @@ def decision_threshold(
     best = int(torch.where(competing, gain, -math.inf).argmax())
     count: Any = int if weights is None else float
     totals = count(num_pos), count(num_neg)
-    kept = tuple(name for name, mask in safe.items() if bool(mask[best]))
+    kept, times = tuple(name for name, mask in safe.items() if bool(mask[best])), 1
     if len(kept) < len(safe):
+        grown = ((k, safe_of([k * own for own in counted])) for k in (2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256))
+        times = next((k for k, own in grown if bool(torch.stack([*met.values(), *own.values()]).all(0).any())), 0)
         left = " and ".join(name for name in safe if name not in kept)
-        warn_on_rank_zero(f"No threshold guarantees {left} as well: ask for less, or take more examples.")
-    return Decisions(_widened(float(values[best]), pos, neg), count(tp[best]), count(fp[best]), *totals, kept)
+        more = f", or take {times} times as many examples" if times else ""
+        warn_on_rank_zero(f"No threshold guarantees {left} as well: ask for less{more}.")
+    return Decisions(_widened(float(values[best]), pos, neg), count(tp[best]), count(fp[best]), *totals, kept, times)
 
 
 def _candidates(

@@ -348,11 +348,7 @@ def pair_weights(
 
 
 def minmax_value(
-    weights: Tensor,
-    gap: Tensor,
-    global_threshold: Tensor | None,
-    tail: float | Tensor,
-    unit: float | Tensor = 1.0,
+    weights: Tensor, gap: Tensor, global_threshold: Tensor | None, tail: float | Tensor, unit: float | Tensor = 1.0
 ) -> Tensor:
     r"""Line 3, the function whose gradient (eqn:w) and (eqn:ww) follow, with the new :math:`y_i` and the old s and s'.
 

@@ -195,17 +195,14 @@ def surrogate_names() -> tuple[str, ...]:
 def get_surrogate(surrogate: str | Surrogate, margin: float = 1.0, scale: float = 1.0) -> Surrogate:
     r"""Look a surrogate loss up by its name.
 
-    ============== ============================================ ======== ====== =========
-    name           l(t)                                         monotone convex evaluated
-    ============== ============================================ ======== ====== =========
-    squared_hinge  :math:`(m + t)_+^2`                          yes      yes    sorted
-    hinge          :math:`(m + t)_+`                            yes      yes    sorted
-    square         :math:`(m + t)^2`                            no       yes    sorted
-    logistic       :math:`\log(1 + e^{\mathrm{scale}\,t})`      yes      yes    densely
-    ramp           :math:`((m + t)_+ - t_+) / m`                yes      no     sorted
-    smooth_ramp    :math:`((t + m)_+^2 - 2t_+^2 + (t - m)_+^2)  yes      no     sorted
-                   / 2m^2`
-    ============== ============================================ ======== ====== =========
+    | name | l(t) | monotone | convex | evaluated |
+    |---|---|---|---|---|
+    | `squared_hinge` | :math:`(m + t)_+^2` | yes | yes | sorted |
+    | `hinge` | :math:`(m + t)_+` | yes | yes | sorted |
+    | `square` | :math:`(m + t)^2` | no | yes | sorted |
+    | `logistic` | :math:`\log(1 + e^{\mathrm{scale}\,t})` | yes | yes | densely |
+    | `ramp` | :math:`((m + t)_+ - t_+) / m` | yes | no | sorted |
+    | `smooth_ramp` | :math:`((t + m)_+^2 - 2t_+^2 + (t - m)_+^2) / 2m^2` | yes | no | sorted |
 
     The ramps rise from 0 to 1, on [-m, 0] and on [-m, m], so a hopeless pair costs no more than a wrong one. A pair
     beyond that has no gradient. With the ramp all wrong pairs are beyond, so networks train better with the smooth one.

@@ -3,9 +3,4 @@
 from lightning_tpauc.metrics.objective import ExactObjective, FPRAtMinTPR, TPRAtMaxFPR
 from lightning_tpauc.metrics.tpauc import TwoWayPartialAUROC
 
-__all__ = (
-    "ExactObjective",
-    "FPRAtMinTPR",
-    "TPRAtMaxFPR",
-    "TwoWayPartialAUROC",
-)
+__all__ = ("ExactObjective", "FPRAtMinTPR", "TPRAtMaxFPR", "TwoWayPartialAUROC")

@@ -110,7 +110,14 @@ def call_model(model: Callable[..., Any], inputs: Any) -> Any:
         6
     """
     if isinstance(inputs, Tensor):  # the usual case, in every step
-        return model(inputs)
+        try:
+            return model(inputs)
+        except RuntimeError as error:
+            first = next((p for p in getattr(model, "modules", list)() if isinstance(p, nn.Linear)), None)
+            if first is None or f"x{inputs.shape[-1]} and {first.in_features}x" not in str(error):
+                raise
+            text = f"The model takes {first.in_features} inputs (`num_features`), but the data have {inputs.shape[-1]}"
+            raise ArgumentError(f"{text}. Build it for these, or name columns that are none, as `ids`.") from error
     positional, named = _arguments(model, inputs)
     if named or not isinstance(inputs, Mapping):
         return model(*positional, **named)

@@ -196,7 +196,8 @@ precision 0.882 (0.725 to 0.967), with exact 95% intervals.
                 )
         else:
             claim = f"{' and '.join(kept)} for new examples at {100 * self.confidence:g}% confidence. " if kept else ""
-            claim += f"No guarantee of {' and '.join(lost)}: ask for less, or take more examples. " if lost else ""
+            more = f", or take {used.times} times as many examples" if used.times > 1 else ""
+            claim += f"No guarantee of {' and '.join(lost)}: ask for less{more}. " if lost else ""
         if plain is not None and plain[1:3] != used[1:3]:
             claim = (
                 f"{claim.strip()} The room for new examples has a price: sensitivity {used.sensitivity:.3f} instead of "
@@ -213,7 +214,7 @@ precision 0.882 (0.725 to 0.967), with exact 95% intervals.
         """What :func:`dataclasses.asdict` was applied to, also after a checkpoint or JSON changed its containers."""
 
         def decisions(of: Sequence[Any]) -> Decisions:
-            return Decisions(of[0], of[1], of[2], of[3], of[4], tuple(of[5]))
+            return Decisions(of[0], of[1], of[2], of[3], of[4], tuple(of[5]), *of[6:])
 
         def calibration(of: Sequence[Any]) -> Calibration:
             return Calibration(of[0], *(torch.as_tensor(part, dtype=torch.float64) for part in of[1:]))

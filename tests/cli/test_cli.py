@@ -74,6 +74,7 @@ def test_quickstart_from_fit_to_predictions(command, tmp_cwd):
     printed = {line.split(" = ")[0].strip(): line for line in out.splitlines() if " = " in line}
     assert 0 < float(printed["val/tpauc"].split(" = ")[1]) <= 1
     assert "best val/tpauc" in printed
+    assert "val/threshold" not in printed  # of the last weights; the one that is said before is the model's
     (test,) = [line.removeprefix("Test it with: ") for line in out.splitlines() if line.startswith("Test it with: ")]
     name, *words = test.split()
     assert name == "lightning-tpauc"

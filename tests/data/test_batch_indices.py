@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 
 from lightning_tpauc import PosNegDataModule
-from lightning_tpauc.data.sampler import (
-    SAMPLERS,
-    BatchSizes,
-    WeightedIndices,
-    World,
-    distinct_batches,
-    most_distinct,
-)
+from lightning_tpauc.data.sampler import SAMPLERS, BatchSizes, WeightedIndices, World, distinct_batches, most_distinct
 from lightning_tpauc.data.seeding import Purpose, permute
 from lightning_tpauc.errors import DataError, TPAUCWarning
 from tests.helpers.worlds import training_of

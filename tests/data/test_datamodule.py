@@ -162,6 +162,21 @@ def test_random_items_do_not_validate_without_a_word(split):
         ready(train, **split).val_dataloader()
 
 
+def rolled(row):
+    return pair((row + 1) % N)
+
+
+@pytest.mark.parametrize("train", [{}, {"targets": Y}])
+@pytest.mark.parametrize("plain", [Items(rolled), Items(rolled, targets=Y.roll(-1)), Items(pair, N - 1)])
+def test_other_rows_without_augmentation_are_refused(train, plain):
+    for dataset in (Items(noisy, **train, without_augmentation=plain), Items(pair, without_augmentation=plain)):
+        for given in ({}, {"targets": Y.tolist()}):
+            with pytest.raises(DataError, match=r"`without_augmentation` .*(59 rows|of `train_dataset` has other)"):
+                ready(dataset, val_fraction=0.25, num_neg=5, **given).val_dataloader()
+    with pytest.raises(DataError, match="`without_augmentation`"):
+        ready(test_dataset=Items(pair, without_augmentation=plain)).test_dataloader()
+
+
 def test_scoring_covers_each_class_in_the_order_of_the_index():
     datamodule = ready(val_fraction=0.25, batch_size=4)
     positives, negatives = datamodule.scoring_dataloaders()

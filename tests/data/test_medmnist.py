@@ -5,14 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_tpauc.data.medmnist import (
-    CHEST_LABELS,
-    MEDMNIST,
-    SIZES_2D,
-    SIZES_3D,
-    MedMNISTDataModule,
-    shift,
-)
+from lightning_tpauc.data.medmnist import CHEST_LABELS, MEDMNIST, SIZES_2D, SIZES_3D, MedMNISTDataModule, shift
 from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.models import CNN3D

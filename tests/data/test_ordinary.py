@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import Trainer
 from sklearn.metrics import roc_auc_score
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from lightning_tpauc import PosNegDataModule, PredictionWriter, TPAUCModule
 from lightning_tpauc.errors import DataError, TPAUCError, TPAUCWarning
@@ -325,6 +325,18 @@ def test_targets_as_values_hold_for_the_training_set_alone():
     data = ready(train, val, targets=lambda label: label == 0)
     assert data.num_positives == 10
     assert data.val_dataloader().targets.sum() == 6
+
+
+FOLDER = Images(range(100))
+READ = [(torch.ones(1), ["defect", "ok"][label]) for label in FOLDER.targets]
+
+
+@pytest.mark.parametrize(
+    "train", [FOLDER, READ, Subset(Images(range(200)), range(100)), (torch.ones(100, 1), torch.tensor(FOLDER.targets))]
+)
+def test_targets_in_another_order_are_not_taken_without_a_word(train):
+    with pytest.warns(TPAUCWarning, match=r"`targets` .* another order .* and 3 have the same label, (ok|1),"):
+        ready(train, targets=[int(row % 10 == 3) for row in range(100)], num_pos=4)
 
 
 def test_a_majority_of_positives_is_said_once():

@@ -7,13 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from lightning_tpauc.data.sampler import (
-    BatchSizes,
-    FullSampler,
-    PosNegSampler,
-    UniformSampler,
-    World,
-)
+from lightning_tpauc.data.sampler import BatchSizes, FullSampler, PosNegSampler, UniformSampler, World
 from lightning_tpauc.errors import DataError
 from tests.helpers.worlds import rank_of, training_of
 

@@ -7,18 +7,8 @@ import pytest
 import torch
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional import (
-    Surrogate,
-    duals,
-    exact_duals,
-    get_surrogate,
-    pairwise_terms,
-)
-from lightning_tpauc.functional.duals import (
-    border_scores,
-    border_thresholds,
-    border_weights,
-)
+from lightning_tpauc.functional import Surrogate, duals, exact_duals, get_surrogate, pairwise_terms
+from lightning_tpauc.functional.duals import border_scores, border_thresholds, border_weights
 from tests.helpers.tolerances import assert_close
 from tests.reference.objective import cvar_objective, fractions_of, inner, min_max_value, minimal_inner, outer
 from tests.reference.pairwise import loss_matrix

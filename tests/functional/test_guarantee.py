@@ -152,10 +152,14 @@ def test_what_can_not_be_guaranteed_is_not_claimed():
     generator = torch.Generator().manual_seed(1)
     target = (torch.arange(400) < 100).long()
     scores = torch.randn(400, generator=generator) + 1.05 * target
-    with pytest.warns(TPAUCWarning, match="guarantees min_tpr as well"):
-        chosen = decision_threshold(scores, target, 0.65, 0.35, "max_sensitivity", confidence=0.95)
-    assert chosen.guaranteed == ("max_fpr",)
-    with pytest.warns(TPAUCWarning, match="guarantees"):
+    with pytest.warns(TPAUCWarning, match="guarantees min_tpr as well: ask for less, or take 8 times as"):
+        chosen = decision_threshold(scores, target, 0.6, 0.4, "max_sensitivity", confidence=0.95)
+    assert chosen[5:] == (("max_fpr",), 8)
+    for times in (6, 8):
+        with silent():
+            more = decision_threshold(scores.repeat(times), target.repeat(times), 0.6, 0.4, confidence=0.95)
+        assert (len(more.guaranteed) == 2) == (times == 8)
+    with pytest.warns(TPAUCWarning, match="guarantees .* ask for less[.]"):
         assert len(decision_threshold(scores, target, 0.65, 0.35, confidence=0.95).guaranteed) < 2
     weights = torch.rand(400, generator=generator)
     with pytest.raises(ArgumentError, match="equal `sample_weight` within a class"):

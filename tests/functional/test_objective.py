@@ -7,13 +7,7 @@ import pytest
 import torch
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional import (
-    Surrogate,
-    get_surrogate,
-    surrogate_names,
-    tail_mean_loss,
-    tpauc_objective,
-)
+from lightning_tpauc.functional import Surrogate, get_surrogate, surrogate_names, tail_mean_loss, tpauc_objective
 from tests.helpers.tolerances import assert_close
 from tests.reference.objective import cvar_objective, fractions_of, minimal_inner, objective_loops
 from tests.reference.pairwise import LOSSES, loss_matrix

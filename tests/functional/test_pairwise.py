@@ -6,13 +6,7 @@ import pytest
 import torch
 
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
-from lightning_tpauc.functional import (
-    Surrogate,
-    evaluate_pairs,
-    get_surrogate,
-    pairwise,
-    pairwise_terms,
-)
+from lightning_tpauc.functional import Surrogate, evaluate_pairs, get_surrogate, pairwise, pairwise_terms
 from tests.helpers.tolerances import assert_close
 from tests.reference.pairwise import LOSSES, pairwise_loops
 

@@ -7,14 +7,7 @@ from torch.utils.data import TensorDataset
 from lightning_tpauc import NegativeStream, PosNegDataModule, StageCallback
 from tests.helpers.flows import Random
 from tests.helpers.problems import make_trainer
-from tests.helpers.resuming import (
-    DIM,
-    NUM_POS,
-    Crash,
-    CrashError,
-    Losses,
-    make_module,
-)
+from tests.helpers.resuming import DIM, NUM_POS, Crash, CrashError, Losses, make_module
 
 
 def positives(dtype=torch.float32):

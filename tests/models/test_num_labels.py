@@ -6,6 +6,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from lightning_tpauc import TPAUCModule
+from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.models import CNN3D, GIN, MLP, Linear, ResNet3D
 from tests.helpers.fitting import assert_all_gradients_flow
 from tests.helpers.tolerances import assert_close
@@ -27,6 +29,12 @@ LARGE = pytest.param(ResNet3D, lambda _: torch.randn(4, 1, 8, 8, 8), id="ResNet3
 def test_every_weight_gets_a_gradient(make, draw):
     torch.manual_seed(0)
     assert_all_gradients_flow(make(), draw(torch.Generator().manual_seed(0)))
+
+
+@pytest.mark.parametrize("model", [Linear(5), MLP(5), torch.nn.Sequential(torch.nn.Linear(5, 1))])
+def test_a_width_that_is_not_that_of_the_data_is_named(model):
+    with pytest.raises(ArgumentError, match=r"takes 5 inputs \(`num_features`\), but the data have 7"):
+        TPAUCModule(model)(torch.ones(4, 7))
 
 
 @pytest.mark.parametrize(("make", "draw"), MODELS)
