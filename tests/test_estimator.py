@@ -111,7 +111,7 @@ def test_a_fit_is_quiet_repeatable_and_leaves_what_it_was_given(backbone, rows, 
 def test_what_a_user_may_not_have_meant_is_said():
     X = np.random.default_rng(0).normal(size=(300, 2))
     rare = X[:, 0] > 1
-    with pytest.warns(TPAUCWarning, match="of the rows are 'legit', .* If it should be the other one, pass `y == 'fraud'`"):
+    with pytest.warns(TPAUCWarning, match="of the rows are 'legit', .* the other one, pass `y == 'fraud'`"):
         quick().fit(X, np.where(rare, "fraud", "legit"))
     with pytest.warns(TPAUCWarning, match="`backbone` ends in a sigmoid"):
         quick(backbone=torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Sigmoid())).fit(X, rare)
