@@ -82,7 +82,7 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         calibration_fraction: share of the rows that neither train nor validate and give the threshold and the
             probabilities, in (0, 1). ``None``: those that validate give them.
         random_state: seed or ``numpy.random.RandomState``. Fits with the same seed are equal, also if the rows come in
-            another order. The global random numbers are neither used nor changed.
+            another order. Global random numbers stay as they are; ``None`` takes its seed from NumPy's, as elsewhere.
         trainer: further arguments of Lightning's Trainer, such as ``{"accelerator": "gpu", "precision": 32}``. Without
             ``precision`` the weights are float64.
 
@@ -161,8 +161,7 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         if len(self.classes_) < 2:
             found = f"one class, {self.classes_.tolist()}" if len(y) else "none"
             raise DataError(f"Expected two classes of rows whose weight is not zero, but got {found}.")
-        labels = LabelBinarizer().fit(self.classes_).transform(y).astype(np.int8)
-        labels = labels[:, 0] if len(self.classes_) == 2 else labels
+        labels = LabelBinarizer().fit(self.classes_).transform(y).astype(np.int8).squeeze()  # two have one column
         other, *_, positive = self.classes_.tolist()
         say_most_are_positive(labels, f"rows are {positive!r}", f"y == {other!r}")
         seed = int(check_random_state(self.random_state).randint(2**31))
@@ -173,7 +172,7 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
             warn_on_rank_zero(f"All rows train and validate, so the validation value is too good. {error}")
             parts = dict.fromkeys(("train", "val"), np.arange(len(labels)))
         train, val, chooses = parts["train"], parts["val"], parts.get("calibration", parts["val"])
-        drawn = None if weights is None else weights[train]
+        drawn, counted = (None if weights is None else weights[rows] for rows in (train, chooses))
         with np.errstate(invalid="ignore"):  # a column may have no number
             self.scaler_ = StandardScaler().fit(X[train], sample_weight=drawn)
         with undisturbed():
@@ -184,7 +183,6 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
             module = self._train(sets, drawn, seed)
         if module._is_squashed:
             warn_on_rank_zero("`backbone` ends in a sigmoid or softmax. Leave it out: training needs raw scores.")
-        counted = None if weights is None else weights[chooses]
         self._decide_by(self._scores(X[chooses]), torch.from_numpy(labels[chooses]), counted)
         return self
 
@@ -200,7 +198,10 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
     def _train(self, sets: list[TensorDataset], weights: Floats | None, seed: int) -> TPAUCModule:
         epoch = max(_BETWEEN, -(-self.max_steps // _VALIDATIONS))
         data = PosNegDataModule(*sets, sample_weight=weights, steps_per_epoch=epoch, seed=seed, batch_size=_ROWS)
-        module = TPAUCModule(self.model_, (self.algorithm or STACO)(self.min_tpr, self.max_fpr), self.optimizer)
+        make = self.algorithm or STACO
+        if isinstance(make, Algorithm):
+            raise ArgumentError(f"Expected `algorithm` to make one, as `partial(STACO, margin=1)`, but got {make}.")
+        module = TPAUCModule(self.model_, make(self.min_tpr, self.max_fpr), self.optimizer)
         given = {"accelerator": "cpu", "devices": 1, "max_epochs": -1, "max_steps": self.max_steps}
         quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
         Trainer(**{**given, **quiet, **(self.trainer or {})}).fit(module, data)
@@ -209,9 +210,8 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
     def _decide_by(self, scores: Tensor, labels: Tensor, weights: Floats | None) -> None:
         """Choose the threshold and the probabilities on validating rows."""
         rectangle, outputs = (self.min_tpr, self.max_fpr), len(self.classes_)
-        task: dict[str, Any] = {} if outputs == 2 else {"task": "multilabel", "num_labels": outputs}
-        area = two_way_partial_auroc(scores, labels, *rectangle, **task, sample_weight=weights)
-        self.best_validation_score_ = float(area)
+        task = {"sample_weight": weights, **({} if outputs == 2 else {"task": "multilabel", "num_labels": outputs})}
+        self.best_validation_score_ = float(two_way_partial_auroc(scores, labels, *rectangle, **task))
         if self.best_validation_score_ == 0:
             warn_on_rank_zero("TPAUC is 0: the validating rows' ROC curve misses the rectangle. Ask for a larger one.")
         columns = [(scores, labels)] if outputs == 2 else list(zip(scores.T, labels.T, strict=True))

@@ -92,13 +92,12 @@ class TPAUCLoss(nn.Module):
 
     @property
     def progress(self) -> float | None:
-        """The share of the run that is over, which the loop sets, in [0, 1] (up to 2 means 1); ``None`` before."""
+        """The share of the run that is over, set by the loop, in [0, 1], else ``None``. More, but below 2, is 1."""
         return self._progress
 
     @progress.setter
     def progress(self, share: float) -> None:
-        over = is_real(share) and 1.0 < share < 2.0  # rounding, or a loop that counts from one; 2 counts steps
-        self._progress = require_range("progress", 1.0 if over else share, 0.0, 1.0)
+        self._progress = require_range("progress", 1.0 if is_real(share) and 1.0 < share < 2.0 else share, 0.0, 1.0)
         self.tightness.fill_(min(1.0, 2.0 * self._progress))
 
     def extra_repr(self) -> str:

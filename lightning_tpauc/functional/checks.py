@@ -1,8 +1,8 @@
 """Errors of inputs and of settings, worded in one place."""
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
+from itertools import combinations, product
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -72,10 +72,9 @@ def just_counts(index: Any) -> bool:
     return index.nlevels == 1 and np.array_equal(index.to_numpy(), np.arange(len(index)))
 
 
-def check_positions(**columns: Any) -> None:
+def check_one_order(**columns: Any) -> None:
     """Raise :class:`ArgumentError` if two that are of pandas have one index, or columns, in two orders."""
-    pairs = itertools.combinations(columns.items(), 2)
-    for axis, ((name, one), (other, two)) in itertools.product(("index", "columns"), pairs):
+    for axis, ((name, one), (other, two)) in product(("index", "columns"), combinations(columns.items(), 2)):
         if in_other_order(getattr(one, axis, None), getattr(two, axis, None)):
             raise ArgumentError(
                 f"`{name}` and `{other}` have the same {axis} at different positions, and they are paired by position: "
@@ -85,7 +84,7 @@ def check_positions(**columns: Any) -> None:
 
 def as_pair(preds: Any, target: Any, device: torch.device | None = None, **beside: Any) -> tuple[Tensor, Tensor]:
     """Scores and labels by :func:`as_tensor`, in one order, which what is given beside them has as well."""
-    check_positions(preds=preds, target=target, **beside)
+    check_one_order(preds=preds, target=target, **beside)
     scores = as_tensor(preds, "preds", device)
     return scores, as_tensor(target, "target", scores.device)
 

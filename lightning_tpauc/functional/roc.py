@@ -113,8 +113,7 @@ def roc_polyline(
         >>> fpr.tolist(), tpr.tolist()
         ([0.0, 0.0, 0.5, 0.5, 1.0], [0.0, 0.5, 0.5, 1.0, 1.0])
     """
-    pair = checks.as_pair(preds, target, sample_weight=sample_weight)
-    return roc_points(*pair, drop_collinear=drop_collinear, sample_weight=sample_weight)[:2]
+    return roc_points(*checks.as_pair(preds, target, sample_weight=sample_weight), drop_collinear, sample_weight)[:2]
 
 
 @checks.eager
@@ -246,7 +245,7 @@ def why_undefined(num_pos: int, num_neg: int, any_nan: bool) -> str:
 
 def split_weights(sample_weight: Any, target: Any) -> tuple[Tensor, Tensor] | None:
     """The weights of the positives and of the negatives, or ``None``."""
-    checks.check_positions(target=target, sample_weight=sample_weight)
+    checks.check_one_order(target=target, sample_weight=sample_weight)
     labels = checks.as_tensor(target, "target").cpu()
     weights = checks.as_weights(sample_weight, labels)
     return None if weights is None else split_classes(weights, labels)
@@ -254,7 +253,7 @@ def split_weights(sample_weight: Any, target: Any) -> tuple[Tensor, Tensor] | No
 
 def split_groups(groups: Any, target: Any) -> tuple[Tensor, Tensor]:
     """The number of the group of each positive and of each negative, from 0 on."""
-    checks.check_positions(target=target, groups=groups)
+    checks.check_one_order(target=target, groups=groups)
     labels = checks.as_tensor(target, "target").cpu()
     return split_classes(checks.as_groups(groups, labels.numel()), labels)
 

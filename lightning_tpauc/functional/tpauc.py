@@ -99,8 +99,7 @@ def two_way_partial_auroc(
     asked = AskedAreas(
         min_tpr, max_fpr, thresholds, ignore_index, validate_args, task, num_classes, num_labels, average
     )
-    checks.check_positions(preds=preds, target=target, sample_weight=sample_weight)
-    preds, target = asked.checked(preds, target)
+    preds, target = asked.checked(*checks.as_pair(preds, target, sample_weight=sample_weight))
     scores, labels = preds.reshape(-1, *asked.row), asked.columns(target)
     weights = asked.weights(sample_weight, labels)
     if asked.thresholds is None:

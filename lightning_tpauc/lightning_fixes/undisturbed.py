@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,15 +10,17 @@ from unittest import mock
 
 from lightning.pytorch.utilities.seed import isolate_rng
 
+_TURN = threading.RLock()
+
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """No messages of Trainers; random numbers, filters and environment are left as they were."""
     log = logging.getLogger("lightning.pytorch")
-    level = log.level
-    # seed_everything and Trainers write to the environment
-    with isolate_rng(), warnings.catch_warnings(), mock.patch.dict(os.environ):
+    # seed_everything and Trainers write to the environment; as all of it belongs to all threads, they take turns
+    with _TURN, isolate_rng(), warnings.catch_warnings(), mock.patch.dict(os.environ):
         warnings.simplefilter("ignore")
+        level = log.level
         log.setLevel(logging.ERROR)
         try:
             yield

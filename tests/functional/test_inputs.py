@@ -32,7 +32,6 @@ KINDS = {
     "nullable pandas": lambda t: pandas(t, "Float64" if t.is_floating_point() else "Int64"),
 }
 
-
 area, interval = functional.two_way_partial_auroc, functional.bootstrap_interval
 several: Any = {"task": "multiclass", "num_classes": 3, "average": None}
 CALLS = {
