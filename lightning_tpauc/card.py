@@ -42,8 +42,7 @@ def model_card(
     if datamodule is not None:
         datamodule.setup("fit")
         positives = datamodule.num_positives if len(names) == 1 else listed(datamodule.num_positives)
-        counts = f"Trained on {positives} positives and {datamodule.num_negatives} negatives."
-        parts += ["## Data", counts]
+        parts += ["## Data", f"Trained on {positives} positives and {datamodule.num_negatives} negatives."]
     decides = "\n".join(f"- {line}" for line in str(point).splitlines())
     parts += ["## Threshold", "None was chosen." if point is None else decides]
     if tested:

@@ -357,8 +357,7 @@ class TPAUCModule(ScoringModel):
         block: Any = getattr(self.trainer.strategy, "block_backward_sync", nullcontext)
         for k, inputs in enumerate(chunks):
             with nullcontext() if k == len(chunks) - 1 else block():
-                again = self._scores_with_graph(inputs)
-                self.manual_backward((again * gradient[k :: len(chunks)]).sum())
+                self.manual_backward((self._scores_with_graph(inputs) * gradient[k :: len(chunks)]).sum())
         return joint, loss.detach()
 
     def _loss(self, batch: PosNegBatch, joint: GatheredScores, previous: PreviousScores | None = None) -> Tensor:

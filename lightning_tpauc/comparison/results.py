@@ -343,8 +343,7 @@ def _areas(scores: Tensor, target: Tensor, wanted: Sequence[Sequence[Rectangle]]
     values = []
     for own, label, rectangles in zip(scores.T, target.T, wanted, strict=True):
         pos, neg = own[label == 1], own[label == 0]
-        there = len(pos) > 0 and len(neg) > 0
-        values.append([exact_area(pos, neg, *r) if there else math.nan for r in rectangles])
+        values.append([exact_area(pos, neg, *r) if len(pos) and len(neg) else math.nan for r in rectangles])
     areas = torch.tensor(values, dtype=torch.float64).T
     return torch.cat([areas.nanmean(1, keepdim=True), areas], 1)
 
@@ -385,8 +384,7 @@ def verdict(
 
 def _what_would_tell(found: Difference, num_positives: int, num_runs: int) -> str:
     """How many more positives, or seeds, would leave 0 out, or keep the interval within the margin."""
-    distance = max(abs(found.estimate), MARGIN - abs(found.estimate))
-    wanted = (distance / 2.0) ** 2
+    wanted = (max(abs(found.estimate), MARGIN - abs(found.estimate)) / 2.0) ** 2
     parts = {"positives": (num_positives, found.data_error), "seeds": (num_runs, found.training_error)}
     total, words = sum(error**2 for _, error in parts.values()), []
     for name, (count, error) in parts.items():

@@ -108,8 +108,7 @@ class PreparedData:
         if weights is not None and labels.ndim == 2:
             raise ArgumentError("`sample_weight` weighs one label or two classes. Leave it out, or choose one label.")
         names = None if labels.ndim == 1 else train.label_names
-        parts = self.split.cut(labels, groups, names)
-        return TrainingPart(labels, parts, names, weights)
+        return TrainingPart(labels, self.split.cut(labels, groups, names), names, weights)
 
     @cached_property
     def datasets(self) -> Datasets:

@@ -411,8 +411,7 @@ class UniformSampler(BatchSampler):
 
     def global_sizes(self, world_size: int) -> BatchSizes:
         """Sizes of the global batch as (0, all, 0): the classes' sizes vary; at most the whole training set."""
-        total = (self.sizes.num_pos + self.sizes.num_neg) * world_size
-        return BatchSizes(0, min(total, len(self.examples)))
+        return BatchSizes(0, min((self.sizes.num_pos + self.sizes.num_neg) * world_size, len(self.examples)))
 
     def steps_per_epoch(self, world_size: int) -> int:
         """See :meth:`BatchSampler.steps_per_epoch`."""

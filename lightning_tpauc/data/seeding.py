@@ -65,8 +65,7 @@ def permute(slots: Indices, passes: Indices, n: int, *, seed: int = 0, purpose: 
     if n <= _SORTED_UP_TO:
         # Independent 64-bit keys are sorted. Equal keys, of probability n^2 / 2^65, keep their order.
         entries = np.arange(n, dtype=np.uint64) * np.uint64(_GOLDEN)
-        tables = np.argsort(_mix(keys[:, None] + entries), axis=1, kind="stable")
-        return tables[group.reshape(shape), slots]
+        return np.argsort(_mix(keys[:, None] + entries), axis=1, kind="stable")[group.reshape(shape), slots]
     # A Feistel network on Z_a x Z_b, where a = ceil(sqrt(n)) and b = ceil(n / a), so that fewer than a of the a b
     # values lie outside of range(n). These, less than one in sqrt(n), are sent through it again.
     high = math.isqrt(n - 1) + 1

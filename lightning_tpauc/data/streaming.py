@@ -321,8 +321,7 @@ class StreamedLoader(PosNegLoader):
         super().__init__(*args, **options)
 
     def _maker(self) -> Callable[[Any], Any]:
-        fetch = cast("ItemFetcher", self.fetch)
-        return _StreamBatches(self.cursor.stream, fetch, self.seed)
+        return _StreamBatches(self.cursor.stream, cast("ItemFetcher", self.fetch), self.seed)
 
     def _batches(self, step: int, count: int) -> Iterator[PosNegBatch]:
         # what a process reads itself, or what each of its workers reads

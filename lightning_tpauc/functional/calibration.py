@@ -132,5 +132,4 @@ def calibrated_probability(scores: Any, calibration: Calibration) -> Tensor:
         return torch.where(x.isnan(), x, second)
     right = torch.bucketize(x, first, right=True).clamp(1, first.numel() - 1)
     x0, x1, y0, y1 = first[right - 1], first[right], second[right - 1], second[right]
-    share = ((x - x0) / (x1 - x0)).clamp(0, 1)
-    return y0 + share * (y1 - y0)
+    return y0 + ((x - x0) / (x1 - x0)).clamp(0, 1) * (y1 - y0)

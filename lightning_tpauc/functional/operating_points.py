@@ -467,8 +467,7 @@ def exact_interval(successes: float, trials: float) -> tuple[float, float]:
     from scipy.special import betaincinv  # takes a while to import
 
     low = betaincinv(successes, trials - successes + 1, 0.025) if successes else 0.0
-    high = betaincinv(successes + 1, trials - successes, 0.975) if successes < trials else 1.0
-    return float(low), float(high)
+    return float(low), float(betaincinv(successes + 1, trials - successes, 0.975) if successes < trials else 1.0)
 
 
 def check_rule(

@@ -82,8 +82,7 @@ class GIN(nn.Module):
             hidden = norm(layer(hidden, inputs.edge_index, *extra))
             hidden = self.dropout(hidden if k == last else hidden.relu())
         # The number of graphs is known on the host; without it the pooling would read it back from the device.
-        pooled = self.pool(hidden, inputs.batch, size=inputs.num_graphs)
-        return self.head(pooled).squeeze(1)
+        return self.head(self.pool(hidden, inputs.batch, size=inputs.num_graphs)).squeeze(1)
 
 
 def _mlp(width: int) -> nn.Sequential:

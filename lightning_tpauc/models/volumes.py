@@ -45,8 +45,7 @@ class CNN3D(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map volumes ``(N, in_channels, D, H, W)`` to scores ``(N,)``, or ``(N, num_labels)`` with several."""
-        features = self.blocks(inputs).mean(dim=(2, 3, 4))
-        return self.head(self.dropout(features)).squeeze(1)
+        return self.head(self.dropout(self.blocks(inputs).mean(dim=(2, 3, 4)))).squeeze(1)
 
 
 class ResNet3D(nn.Module):
