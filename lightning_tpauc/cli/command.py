@@ -369,7 +369,7 @@ def _own_message(error: BaseException | None) -> str | None:
             return str(error)
         if isinstance(error, OSError) and error.errno and error.strerror:
             place = "" if error.filename is None else f" {str(error.filename)!r}"
-            return f"Can't read or write{place}: {error.strerror}."
+            return f"Can't read or write{place}: {error.strerror} (the current folder is {str(Path.cwd())!r})."
         if isinstance(error, UnicodeDecodeError):
             return f"A file is no text in UTF-8 ({error}). A checkpoint is given as `--ckpt_path`, not as `--config`."
         error = error.__cause__

@@ -263,8 +263,9 @@ def aligned(dataset: Any, known: tuple[str, ...] | None, name: str) -> Any:
         lacking, others = [c for c in known if c not in found], [c for c in found if c not in known]
         has = [f"has {listed(others)} besides"] * bool(others) + [f"lacks {listed(lacking)}"] * bool(lacking)
         raise DataError(
-            f"`{name}` has other columns than the model is trained on: it {' and '.join(has)}. Encode categories of "
-            "all tables together, and name what is no input with `targets`, `groups`, `sample_weight` or `ids`."
+            f"`{name}` has other columns than the model is trained on: it {' and '.join(has)}. Encode it by "
+            "what was fitted to the training table, such as `OneHotEncoder(handle_unknown='ignore')`, and name what is "
+            "no input with `targets`, `groups`, `sample_weight` or `ids`."
         )
     inner, rows = underlying(dataset)
     return subset(inner.in_order([found.index(column) for column in known]), rows)
@@ -276,15 +277,17 @@ def aligned(dataset: Any, known: tuple[str, ...] | None, name: str) -> Any:
 def as_dataset(dataset: Any, name: str, dtype: Float = None) -> Any:
     """Turn arrays, tables and pairs ``(x, y)`` of them into a data set; refuse what is no map-style data set."""
     several, named = isinstance(dataset, (tuple, list)) and _are_columns(dataset), isinstance(dataset, Mapping)
+    items = _has(dataset, "__len__") and _has(dataset, "__getitem__")
     if several and len(dataset) == 2:
         dataset = ArrayDataset(*dataset, dtype=dtype, name=name)
     elif isinstance(dataset, _ARRAYS) or (not isinstance(dataset, Dataset) and _has(dataset, "to_numpy", "tocsr")):
         dataset = ArrayDataset(dataset, None, dtype=dtype, name=name)
-    elif several or (named and 0 not in dataset) or not (_has(dataset, "__len__") and _has(dataset, "__getitem__")):
+    elif several or (named and 0 not in dataset) or isinstance(dataset, str) or not items:
         held = f" of {len(dataset)} arrays" if several else f" with {listed(list(dataset))}" if named else ""
         raise DataError(
             f"Expected `{name}` to be a map-style data set (`__len__` and `__getitem__`) or a pair (x, y), but got a "
-            f"{type(dataset).__name__}{held}. Several inputs are a `TensorDataset`; only `negatives` may be a stream."
+            f"{type(dataset).__name__}{held}. Several inputs are a `TensorDataset`, a file is read first, as by "
+            "`pd.read_csv`; only `negatives` may be a stream."
         )
     if len(dataset) == 0:
         raise DataError(f"Expected `{name}` to have examples, but got 0. Pass None where there is no data.")

@@ -326,7 +326,8 @@ def _refuse(labels: NDArray[Any], wrong: NDArray[np.bool_], columns: Any, name: 
     found = sorted(counts) if numbers else sorted(counts, key=lambda value: -counts[value])  # the rarest is last
     if not where:
         one = repr(found[-1])
-        remedy = f"Choose the positive class: `targets=(y == {one})`, or `targets=lambda label: label == {one}`."
+        remedy = f"Choose the positive class: `targets=(y == {one})`, or `targets=lambda label: label == {one}`. "
+        remedy += f"A column that `targets` names has 0 and 1 by `table[name] = table[name] == {one}`, in all tables."
         remedy += " For each against the rest: `targets=lightning_tpauc.data.OneVsRest(classes)`." * (len(found) > 2)
     shown = ("" if numbers else f"{labels.dtype} ") + ", ".join(map(repr, found[:5])) + ", ..." * (len(found) > 5)
     raise DataError(f"Expected labels 0 and 1 in `{name}`, but found {shown}{where}. {remedy}")

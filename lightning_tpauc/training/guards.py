@@ -60,7 +60,7 @@ def look_at_rectangle(algorithm: Algorithm, trainer: Trainer) -> None:
     if 0.0 < low < high:
         advise(
             f"At {high:g} of false alarms a model that guesses finds {high:g} of the positives, more than "
-            f"min_tpr={low:g}: are `min_tpr` and `max_fpr` swapped?"
+            f"min_tpr={low:g}: are `min_tpr` and `max_fpr` swapped, or in percent?"
         )
     plans: Any = getattr(trainer.train_dataloader, "batch_plans", None)
     if algorithm.can_shrink_rectangle and algorithm.task_sizes is None and hasattr(plans, "most_positives"):

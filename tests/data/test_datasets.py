@@ -23,13 +23,13 @@ def test_refuses_streams_and_emptiness():
 
 def test_arrays_that_are_no_items():
     assert isinstance(as_dataset([X.numpy(), Y.numpy()], "train_dataset"), ArrayDataset)
-    with pytest.raises(
-        DataError,
-        match=r"`train_dataset` to be a map-style .* got a tuple of 3 arrays. Several inputs are a `TensorDataset`",
+    for wrong, words in (
+        ((X, X, Y), "tuple of 3 arrays. Several inputs are a `TensorDataset`"),
+        ({"x": X, "y": Y}, "dict with x, y"),
+        ("a.csv", "str.* a file is read first, as by `pd.read_csv`"),
     ):
-        as_dataset((X, X, Y), "train_dataset")
-    with pytest.raises(DataError, match=r"`val_dataset` to be a map-style .* got a dict with x, y"):
-        as_dataset({"x": X, "y": Y}, "val_dataset")
+        with pytest.raises(DataError, match=rf"`val_dataset` to be a map-style .* got a {words}"):
+            as_dataset(wrong, "val_dataset")
     for items in ([X[0], X[1]], [(X[0], 1), (X[1], 0)], {0: (X[0], 1)}, [X[:4], X[4:8], X[8:12]]):
         assert as_dataset(items, "train_dataset") is items
 

@@ -133,7 +133,7 @@ def test_other_columns_are_refused_by_name():
         (x.rename(columns={"age": "years"}), "years besides and lacks age"),
         (x[["crp", "age"]], "lacks pulse"),
         (x.assign(ward=1.0), "has ward besides"),
-        (TABLE, "has died besides"),
+        (TABLE, "has died besides. Encode it by what was fitted to the training table"),
     ):
         with pytest.raises(DataError, match=f"`predict_dataset` has other columns .*{words}"):
             scores(module, PosNegDataModule(predict_dataset=other))
@@ -350,10 +350,13 @@ def test_the_advice_on_text_labels_works():
     with pytest.raises(DataError, match=r"`targets=\(y == 'dead'\)`.*`targets=lambda label: label == 'dead'`"):
         ready((x, y))
     status = x.assign(status=y)
+    with pytest.raises(DataError, match=r"`targets` names has 0 and 1 by `table\[name\] = table\[name\] == 'dead'`"):
+        ready(status, targets="status")
     for data in (
         ready((x, y), targets=(y == "dead")),
         ready((x, pd.Series(y)), targets=lambda label: label == "dead"),
         ready(status, targets=status["status"] == "dead"),
+        ready(status.assign(status=y == "dead"), val_dataset=status.assign(status=y == "dead"), targets="status"),
         ready(x, targets=(y == "dead").tolist()),
     ):
         assert data.num_positives == TABLE.died.sum()
