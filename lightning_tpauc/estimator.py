@@ -247,9 +247,8 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         Args:
             X: numbers ``(N, n_features)``, nan where one is missing.
         """
-        probability = self._log_odds(self._checked_scores(X)).sigmoid()
-        if len(self.classes_) == 2:
-            probability = torch.stack([1 - probability, probability], dim=1)
+        odds = self._log_odds(self._checked_scores(X))
+        probability = (torch.stack([-odds, odds], dim=1) if odds.ndim == 1 else odds).sigmoid()
         return (probability / probability.sum(dim=1, keepdim=True)).numpy()
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -262,18 +261,17 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         return self.classes_[decision.argmax(1) if decision.ndim == 2 else (decision >= 0) * 1]
 
     def _checked_scores(self, X: Any) -> Tensor:
-        check_is_fitted(self)
+        check_is_fitted(self, "calibration_")
         return self._scores(validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan"))
 
     def _standardised(self, X: Floats) -> Tensor:
         """Inputs of the backbone in the dtype of its weights; nan becomes 0, which stands for the mean."""
-        weight = next(self.model_.parameters())
-        return torch.from_numpy(np.nan_to_num(self.scaler_.transform(X), nan=0.0)).to(weight)
+        return torch.from_numpy(np.nan_to_num(self.scaler_.transform(X), nan=0.0)).to(next(self.model_.parameters()))
 
     def _scores(self, X: Floats) -> Tensor:
         names = self.classes_.astype(str).tolist() if len(self.classes_) > 2 else None
         with evaluation_mode(self.model_):
-            batches = torch.split(self._standardised(X), _ROWS)
+            batches = self._standardised(X).split(_ROWS)
             parts = [shaped_scores(scores_of(call_model(self.model_, batch)), names) for batch in batches]
         return torch.cat(parts).double().cpu()
 
@@ -309,6 +307,7 @@ def tpauc_scorer(min_tpr: float = 0.5, max_fpr: float = 0.5) -> Any:
 
     It ranks by ``decision_function``, or by ``predict_proba`` where there is none. The value is that of
     :func:`~lightning_tpauc.functional.two_way_partial_auroc`; for more than two classes, the mean over them.
+    Of two, the second of ``classes_`` is the positive one.
 
     Args:
         min_tpr: lower bound of the true positive rate, in [0, 1).
@@ -326,8 +325,7 @@ def tpauc_scorer(min_tpr: float = 0.5, max_fpr: float = 0.5) -> Any:
         (5,)
     """
     check_rectangle(min_tpr, max_fpr)
-    method = ("decision_function", "predict_proba")
-    return make_scorer(_tpauc, response_method=method, min_tpr=min_tpr, max_fpr=max_fpr)
+    return make_scorer(_tpauc, response_method=("decision_function", "predict_proba"), min_tpr=min_tpr, max_fpr=max_fpr)
 
 
 def _tpauc(y_true: Any, y_score: Any, min_tpr: float, max_fpr: float, sample_weight: Any = None) -> float:

@@ -24,5 +24,7 @@ def undisturbed() -> Iterator[None]:
         log.setLevel(logging.ERROR)
         try:
             yield
+        except SystemExit as error:  # a Trainer that is interrupted ends the program
+            raise (error.__context__ or error) from None
         finally:
             log.setLevel(level)
