@@ -130,7 +130,9 @@ class PredictionWriter(Callback):
             if missing.any():
                 text = f"{int(missing.sum())} of {len(missing)} predictions are nan and get no decision"
                 warn_on_rank_zero(f"{text}: look for nan in their inputs.")
-            rank_zero_info(f"Predictions written to {self.path}")
+            decided = any(name.startswith("decision") for name in columns)
+            lack = "" if decided else ", without decisions: the model has no threshold of a validation."
+            rank_zero_info(f"Predictions written to {self.path}{lack}")
         self._parts, self._loader = [], None
 
     def _write(self, columns: dict[str, Tensor]) -> None:

@@ -51,13 +51,14 @@ def predict(module, data, path, **kwargs):
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("32-true", torch.float32), ("64-true", torch.float64)])
-def test_every_score_with_all_its_digits(tmp_path, precision, dtype):
+def test_every_score_with_all_its_digits(tmp_path, precision, dtype, caplog):
     x, module = make_problem(dtype)
     outputs, _ = predict(module, make_data(x), tmp_path / "deep" / "scores.csv", precision=precision)
     ids, scores = read(tmp_path / "deep" / "scores.csv", dtype)
     assert ids == list(range(NUM))
     assert torch.equal(scores, torch.cat([output["score"] for output in outputs]))
     assert scores.min() < 0, "raw scores, not probabilities"
+    assert "scores.csv, without decisions: the model has no threshold of a validation." in caplog.text
 
 
 @pytest.mark.ddp
@@ -71,8 +72,7 @@ def test_several_processes_write_what_one_does(tmp_path, world):
 
 
 def test_the_default_place_is_the_log_folder(tmp_path):
-    x, module = make_problem()
-    logger = CSVLogger(tmp_path)
+    x, module, logger = *make_problem(), CSVLogger(tmp_path)
     _, callback = predict(module, make_data(x), None, logger=logger)
     assert str(callback.path) == f"{logger.log_dir}/predictions.csv"
     assert read(callback.path)[0] == list(range(NUM))
