@@ -210,8 +210,9 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
     def _decide_by(self, scores: Tensor, labels: Tensor, weights: Floats | None) -> None:
         """Choose the threshold and the probabilities on validating rows."""
         rectangle, outputs = (self.min_tpr, self.max_fpr), len(self.classes_)
-        task = {"sample_weight": weights, **({} if outputs == 2 else {"task": "multilabel", "num_labels": outputs})}
-        self.best_validation_score_ = float(two_way_partial_auroc(scores, labels, *rectangle, **task))
+        task: Any = {} if outputs == 2 else {"task": "multilabel", "num_labels": outputs}
+        area = two_way_partial_auroc(scores, labels, *rectangle, sample_weight=weights, **task)
+        self.best_validation_score_ = float(area)
         if self.best_validation_score_ == 0:
             warn_on_rank_zero("TPAUC is 0: the validating rows' ROC curve misses the rectangle. Ask for a larger one.")
         columns = [(scores, labels)] if outputs == 2 else list(zip(scores.T, labels.T, strict=True))
@@ -271,7 +272,7 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
     def _scores(self, X: Floats) -> Tensor:
         names = self.classes_.astype(str).tolist() if len(self.classes_) > 2 else None
         with evaluation_mode(self.model_):
-            batches = self._standardised(X).split(_ROWS)
+            batches = torch.split(self._standardised(X), _ROWS)
             parts = [shaped_scores(scores_of(call_model(self.model_, batch)), names) for batch in batches]
         return torch.cat(parts).double().cpu()
 

@@ -103,7 +103,7 @@ class OneVsRest:
     """
 
     def __init__(self, classes: Sequence[Any] | int) -> None:
-        self.classes = tuple(range(classes) if checks.is_whole(classes) else classes)
+        self.classes = tuple(range(classes) if checks.is_whole(classes) else classes)  # type: ignore[arg-type]
         if len({*self.classes}) < max(2, len(self.classes)):
             raise ArgumentError(f"Expected `classes` to be two or more, all different, but got {classes!r}.")
 
