@@ -25,6 +25,6 @@ def undisturbed() -> Iterator[None]:
         try:
             yield
         except SystemExit as error:  # a Trainer that is interrupted ends the program
-            raise (error.__context__ or error) from None
+            raise error.__context__ if isinstance(error.__context__, KeyboardInterrupt) else error from None
         finally:
             log.setLevel(level)
