@@ -130,8 +130,9 @@ class PredictionWriter(Callback):
             if missing.any():
                 text = f"{int(missing.sum())} of {len(missing)} predictions are nan and get no decision"
                 warn_on_rank_zero(f"{text}: look for nan in their inputs.")
-            decided = any(name.startswith("decision") for name in columns)
-            lack = "" if decided else ", without decisions: the model has no threshold of a validation."
+            lack = (
+                "" if any(n.startswith("decision") for n in columns) else ": no decisions, the model has no threshold"
+            )
             rank_zero_info(f"Predictions written to {self.path}{lack}")
         self._parts, self._loader = [], None
 

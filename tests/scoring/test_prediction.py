@@ -58,7 +58,7 @@ def test_every_score_with_all_its_digits(tmp_path, precision, dtype, caplog):
     assert ids == list(range(NUM))
     assert torch.equal(scores, torch.cat([output["score"] for output in outputs]))
     assert scores.min() < 0, "raw scores, not probabilities"
-    assert "scores.csv, without decisions: the model has no threshold of a validation." in caplog.text
+    assert "scores.csv: no decisions, the model has no threshold" in caplog.text
 
 
 @pytest.mark.ddp
