@@ -130,9 +130,7 @@ class PredictionWriter(Callback):
             if missing.any():
                 text = f"{int(missing.sum())} of {len(missing)} predictions are nan and get no decision"
                 warn_on_rank_zero(f"{text}: look for nan in their inputs.")
-            lack = (
-                "" if any(n.startswith("decision") for n in columns) else ": no decisions, the model has no threshold"
-            )
+            lack = ": no decisions, the model has no threshold" * all(not n.startswith("decision") for n in columns)
             rank_zero_info(f"Predictions written to {self.path}{lack}")
         self._parts, self._loader = [], None
 
