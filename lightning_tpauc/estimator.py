@@ -220,8 +220,9 @@ class TPAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # 
         if outputs > 2:
             return
         _, slope, shift = self.calibration_[0]
-        self.threshold_ = float(-shift / slope) if slope > 0 else np.nan
-        if self.criterion or not count_decisions(scores, labels, self.threshold_, weights).lies_in(*rectangle):
+        self.threshold_ = float(-shift / slope)
+        met = slope > 0 and count_decisions(scores, labels, self.threshold_, weights).lies_in(*rectangle)
+        if self.criterion or not met:
             criterion = self.criterion or "youden"
             chosen: Any = decision_threshold(scores, labels, *rectangle, criterion, sample_weight=weights)
             # infinite where it is best to call nobody positive, and scores less infinity would rank nobody

@@ -175,11 +175,16 @@ def test_predictions_follow_from_the_scores_of_the_backbone(rows, fitted):
 )
 def test_the_threshold_keeps_its_bound_on_other_rows(criterion, rectangle, rate, expected):
     X, y = make_classification(20_000, 5, flip_y=0.3, weights=[0.7], random_state=0)
-    found = TPAUCClassifier(
-        *rectangle, criterion=criterion, max_steps=100, calibration_fraction=0.4, random_state=0
-    ).fit(X[::2], y[::2])
+    options = {"criterion": criterion, "max_steps": 100, "calibration_fraction": 0.4, "random_state": 0}
+    found = TPAUCClassifier(*rectangle, **options).fit(X[::2], y[::2])
     shares = confusion_matrix(y[1::2], found.predict(X[1::2]), normalize="true")[:, 1]  # FPR and TPR
     assert abs(shares[rate] - expected) < 0.03
+
+
+def test_scores_are_finite_where_labels_say_nothing():
+    generator = np.random.default_rng(0)
+    X, y = generator.normal(size=(60, 3)), generator.random(60) < 0.4
+    assert np.isfinite(TPAUCClassifier(0, 1, max_steps=10, random_state=0).fit(X, y).decision_function(X)).all()
 
 
 @pytest.mark.slow
