@@ -55,7 +55,7 @@ def main(epochs: int = 12, folder: str = "hf_trainer", **options: Any) -> Traine
     model.add_module("tpauc_loss", loss)
 
     def compute_loss(outputs: Any, labels: torch.Tensor, **_: Any) -> torch.Tensor:
-        value: torch.Tensor = loss(outputs.logits, labels)  # over accumulated batches the gradients add up
+        value: torch.Tensor = loss(outputs.logits, labels)  # of accumulated batches the Trainer takes the sum
         return value
 
     settings: dict[str, Any] = {
