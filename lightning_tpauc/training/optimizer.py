@@ -43,7 +43,8 @@ class DampedAdam(Optimizer):
         lr: learning rate, at least 0; a number, or a tensor of shape ().
         betas: rates of decay of the mean gradient and of the mean square, both in [0, 1).
         eps: added to the divisor, at least 0.
-        weight_decay: each step shrinks the weights by ``lr`` times this share, as AdamW's does; at least 0.
+        weight_decay: each step shrinks matrices, and filters, by ``lr`` times this share, as AdamW's does; biases and
+            other vectors keep their size. At least 0. ``benchmarks/regimes.py`` compares the default with 0.
         maximize: whether the objective rises.
         foreach: whether the parameters of one device and dtype move together, in fewer kernels and with more memory. On
             the CPU, ``None`` moves large ones one at a time.
@@ -67,7 +68,7 @@ class DampedAdam(Optimizer):
         lr: float | Tensor = 0.01,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        weight_decay: float = 0.1,
         *,
         maximize: bool = False,
         foreach: bool | None = None,
@@ -130,8 +131,8 @@ class DampedAdam(Optimizer):
         gradients: Any = [weight.grad for weight in weights]
         if group["maximize"]:
             gradients = torch._foreach_neg(gradients)
-        if group["weight_decay"]:
-            torch._foreach_mul_(weights, 1 - lr * group["weight_decay"])
+        if group["weight_decay"] and (matrices := [weight for weight in weights if weight.ndim > 1]):
+            torch._foreach_mul_(matrices, 1 - lr * group["weight_decay"])
         torch._foreach_add_(steps, 1)
         torch._foreach_lerp_(means, gradients, 1 - first)
         torch._foreach_mul_(squares, second)
