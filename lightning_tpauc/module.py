@@ -61,7 +61,7 @@ class TPAUCModule(ScoringModel):
             the rectangle that the checkpoint was trained for.
         optimizer: maps parameters to a :class:`torch.optim.Optimizer`. If ``None``, the mixed-in module's
             ``configure_optimizers`` is used, and without one :class:`DampedAdam` with learning rate 0.01 (PAUCI:
-            0.002).
+            0.002) and weight decay 0.1.
         lr_scheduler: maps the optimizer to a scheduler. It drives the learning rate and, by the same factor, the
             algorithm's own step sizes. A ``ReduceLROnPlateau`` follows ``val/tpauc``, or what its ``monitor`` names.
             Without one the rate grows over the first steps (``warmup``) and then stays.
