@@ -11,8 +11,9 @@ The cross-entropies of all rates train side by side in one stack of networks, wh
 gives. Each training is written to a file once it is over, so that a run that is killed goes on where it was:
 
     python -m benchmarks.regimes --file regimes.jsonl --seeds 5
-    python -m benchmarks.regimes --file regimes.jsonl --only-table 1
-    python -m benchmarks.regimes --file regimes.jsonl --plot docs/images/regimes.png
+    python -m benchmarks.regimes --file regimes.jsonl --seeds 5 --sets "decoys*;letter ?" --methods "PAUCI;SOTA-s"
+    python -m benchmarks.regimes --file regimes.jsonl --only-table 1 --pack benchmarks/results/regimes.csv.gz
+    python -m benchmarks.regimes --file benchmarks/results/regimes.csv.gz --only-table 1 --plot docs/images/regimes.png
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from scipy import stats
@@ -384,8 +386,7 @@ def record(
 
 METHODS: dict[str, tuple[Callable[..., Algorithm], tuple[float, ...], Mapping[str, Any]]] = {
     "STACO": (STACO, (1.0,), {}),
-    "STACO, decay": (STACO, (1.0,), {}),
-    "STACO, smooth ramp": (partial(STACO, surrogate="smooth_ramp"), (1.0,), {}),
+    "STACO, no decay": (STACO, (1.0,), {}),
     "PAUCI": (PAUCI, (0.316, 1.0, 3.16), {"score_activation": "sigmoid"}),
     "SOTA-s": (SOTAs, (0.316, 1.0, 3.16), {}),
 }
@@ -412,13 +413,8 @@ def train_method(name: str, seed: int, method: str, factor: float) -> dict[str, 
     data = PosNegDataModule(train, val_dataset=val, seed=seed, batch_size=4096)
     algorithm = make(*problem.rectangle)
     rate = algorithm.default_lr * factor
-
-    def optimizer(parameters: Any) -> DampedAdam:
-        decay = 0.1 if "decay" in method else 0.0
-        every = list(parameters)
-        groups = [[p for p in every if (p.ndim > 1) == matrices] for matrices in (True, False)]
-        return DampedAdam([{"params": groups[0], "weight_decay": decay}, {"params": groups[1]}], lr=rate)
-
+    decay = {"weight_decay": 0.0} if method.endswith("no decay") else {}
+    optimizer = partial(DampedAdam, lr=rate, **decay)
     module = TPAUCModule(network(name, seed), algorithm, optimizer, **options)
     looks, start = Looks(), time.process_time()
     between = problem.steps // LOOKS
@@ -468,39 +464,58 @@ def work(path: Path, wanted: Iterator[tuple[str, int, str]]) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All records of a file."""
+    """All records of a file, or of a table that ``--pack`` wrote."""
+    if path.suffix == ".gz":
+        return [{str(key): value for key, value in row.items()} for row in pd.read_csv(path).to_dict("records")]
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
 # ------------------------------------------------------------------------------------------------------- results
 
-GROUPS = (
-    *((f"{k} decoys a positive", (f"decoys {k}",)) for k in (0, 2, 8, 20)),
-    ("all kinds of decoys", tuple(name for name in PROBLEMS if name.startswith("decoys"))),
-    ("26 letters", tuple(f"letter {c}" for c in NAMES)),
-    *(
-        (name, (name,))
-        for name in PROBLEMS
-        if not name.startswith("letter") and not name.removeprefix("decoys ").isdigit()
-    ),
-    ("26 letters, linear", tuple(f"letter {c}, linear" for c in NAMES)),
-    ("6 letters, wrong labels, TPR .3", tuple(f"letter {c}, wrong labels, TPR .3" for c in "BEHKRS")),
-    ("6 letters, wrong labels", tuple(f"letter {c}, wrong labels" for c in "BEHKRS")),
-)
+CORNERS = {
+    "decoys 8, 1%": "8 decoys, 1% positive, (.3, .03)",
+    "decoys 8, 0.05%": "8 decoys, 0.05% positive, (.3, .002)",
+    "decoys 8, FPR .05": "8 decoys, (.3, .05)",
+    "decoys 8, FPR .002": "8 decoys, (.3, .002)",
+    "decoys 8, linear cue": "8 decoys, linear cue",
+}
+ALONE = {
+    "ijcnn1, (.8, .2)": "ijcnn1, network, (.8, .2)",
+    "ijcnn1, linear, (.5, .5)": "ijcnn1, linear, (.5, .5)",
+    "ijcnn1, linear, (.8, .2)": "ijcnn1, linear, (.8, .2)",
+    "adult, linear, (.7, .3)": "adult, linear, (.7, .3)",
+    "adult, 160 positives": "adult, 160 positives, network, (.5, .5)",
+}
+#: The problems of each row of the tables.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "no decoys": ("decoys 0",),
+    **{f"{k} decoys a positive": (f"decoys {k}",) for k in (2, 8, 20)},
+    **{title: (name,) for name, title in CORNERS.items()},
+    "all nine kinds of decoys": tuple(name for name in PROBLEMS if name.startswith("decoys")),
+    "26 letters, network": tuple(f"letter {c}" for c in NAMES),
+    "26 letters, linear, (.5, .3)": tuple(f"letter {c}, linear" for c in NAMES),
+    **{title: (name,) for name, title in ALONE.items()},
+    "6 letters, 20% of the positives wrong, (.8, .05)": tuple(f"letter {c}, wrong labels" for c in "BEHKRS"),
+    "the same, (.3, .05)": tuple(f"letter {c}, wrong labels, TPR .3" for c in "BEHKRS"),
+}
+#: What each column chooses among, by validation.
 SHOWN: dict[str, tuple[str, ...]] = {
     "cross-entropy": ("cross-entropy",),
-    "balanced": ("balanced",),
-    "best plain": ("cross-entropy", "balanced"),
-    "best averaged": ("cross-entropy, averaged", "balanced, averaged"),
-    "best averaged, decay": ("cross-entropy, decay, averaged", "balanced, decay, averaged"),
     "focal": ("focal", "focal, averaged"),
-    "logit adjustment": ("logit adjustment", "logit adjustment, averaged"),
+    "logit adj.": ("logit adjustment", "logit adjustment, averaged"),
+    "balanced": ("balanced",),
+    "plain or balanced": ("cross-entropy", "balanced"),
+    "averaged": ("cross-entropy, averaged", "balanced, averaged"),
+    "averaged, decay": ("cross-entropy, decay, averaged", "balanced, decay, averaged"),
     "PAUCI": ("PAUCI",),
     "SOTA-s": ("SOTA-s",),
     "STACO": ("STACO",),
-    "STACO, decay": ("STACO, decay",),
-    "STACO, smooth ramp": ("STACO, smooth ramp",),
+    "STACO, no decay": ("STACO, no decay",),
 }
+#: The columns of the table of differences.
+LESS = ("cross-entropy", "focal", "logit adj.", "plain or balanced", "averaged", "averaged, decay", "PAUCI", "SOTA-s")
+LESS += ("STACO, no decay",)
+STORED = ["problem", "seed", "method", "rate", "step", "val", "val_auroc", "test", "tpr"]
 
 
 class Chosen(NamedTuple):
@@ -551,27 +566,27 @@ def print_tables(records: list[dict[str, Any]]) -> None:
     """Means of test TPAUC, and STACO's differences."""
     found = chosen(records)
     columns = [column for column in SHOWN if any(key[1] == column for key in found)]
-    print(f"| mean test TPAUC | {' | '.join(columns)} | seeds |")
-    print(f"|---|{'---|' * (len(columns) + 1)}")
-    for title, names in GROUPS:
-        cells, seeds = [], 0
-        for column in columns:
+    means_of = [column for column in columns if column != "plain or balanced"]
+    print(f"| test TPAUC, means | {' | '.join(means_of)} | seeds |")
+    print(f"|---|{'---|' * (len(means_of) + 1)}")
+    for title, names in GROUPS.items():
+        cells = []
+        for column in means_of:
             means = [fmean(c.test for c in found[name, column].values()) for name in names if (name, column) in found]
             cells.append(f"{fmean(means):.3f}" if len(means) == len(names) else "")
-        seeds = min((len(found.get((name, "STACO"), ())) for name in names), default=0)
-        if seeds:
+        if seeds := min((len(found.get((name, "STACO"), ())) for name in names), default=0):
             print(f"| {title} | {' | '.join(cells)} | {seeds} |")
-    for field in ("test", "val"):
-        others = [column for column in columns if column != "STACO"]
-        print(f"\n| STACO less ..., {field} | {' | '.join(others)} |")
-        print(f"|---|{'---|' * len(others)}")
-        for title, names in GROUPS:
-            cells = []
-            for column in others:
-                mean, low, high, *_ = difference(found, names, "STACO", column, field)
-                cells.append("" if math.isnan(mean) else f"{mean:+.3f} ({low:+.3f} to {high:+.3f})")
-            if any(cells):
-                print(f"| {title} | {' | '.join(cells)} |")
+    others = [(column, "test") for column in LESS if column in columns] + [("averaged", "val")]
+    heads = [column + ", on validation" * (field == "val") for column, field in others]
+    print(f"\n| STACO less ... | {' | '.join(heads)} |")
+    print(f"|---|{'---|' * len(others)}")
+    for title, names in GROUPS.items():
+        cells = []
+        for column, field in others:
+            mean, low, high, *_ = difference(found, names, "STACO", column, field)
+            cells.append("" if math.isnan(mean) else f"{mean:+.3f} ({low:+.3f} to {high:+.3f})")
+        if any(cells):
+            print(f"| {title} | {' | '.join(cells)} |")
 
 
 def print_diagnostic(records: list[dict[str, Any]]) -> None:
@@ -625,9 +640,9 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
 
 DRAWN = {
     "cross-entropy": "cross-entropy, uniform batches (8 settings)",
-    "logit adjustment": "logit adjustment (6)",
-    "best plain": "cross-entropy, uniform or balanced batches (16)",
-    "best averaged": "the same with the average of the weights (16)",
+    "logit adj.": "logit adjustment (6)",
+    "plain or balanced": "cross-entropy, uniform or balanced batches (16)",
+    "averaged": "the same with the average of the weights (16)",
 }
 
 
@@ -643,6 +658,7 @@ def main(args: list[str] | None = None) -> None:
         methods="baselines;STACO",
         only_table=0,
         plot="",
+        pack="",
     )
     quiet()
     path, names = Path(own.file), [name for name in PROBLEMS if any(fnmatch(name, one) for one in own.sets.split(";"))]
@@ -651,6 +667,9 @@ def main(args: list[str] | None = None) -> None:
     records = read(path)
     print_tables(records)
     print_diagnostic(records)
+    if own.pack:
+        table = pd.DataFrame(records)[STORED].sort_values(STORED[:4], kind="stable")
+        table.round(5).to_csv(own.pack, index=False, compression={"method": "gzip", "mtime": 0})
     if own.plot:
         draw(records, Path(own.plot))
 

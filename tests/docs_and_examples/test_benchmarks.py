@@ -4,6 +4,7 @@ import importlib
 import math
 from itertools import islice
 
+import pandas as pd
 import pytest
 import torch
 
@@ -28,6 +29,18 @@ def test_each_says_how_it_runs(name, capsys):
 def test_the_table_of_results_names_them_all():
     text = (ROOT / "benchmarks" / "README.md").read_text()
     assert [name for name in NAMES if f"`{name}`" not in text and f"`{name}.py`" not in text] == []
+
+
+def test_the_page_of_results_shows_the_stored_trainings(capsys):
+    path = ROOT / "benchmarks" / "results" / "regimes.csv.gz"
+    regimes.print_tables(regimes.read(path))
+    regimes.print_diagnostic(regimes.read(path))
+    printed, page = capsys.readouterr().out.splitlines(), (ROOT / "docs" / "results.md").read_text().splitlines()
+    assert [line for line in printed if line not in page] == []
+    runs = pd.read_csv(path).query("method in ['cross-entropy, averaged', 'balanced, averaged']")
+    runs = runs[runs.problem.str.startswith("decoys")]
+    best = runs.sort_values(["val", "val_auroc"]).groupby(["problem", "seed"]).test.last().mean()
+    assert f"{best:.3f}" == next(line for line in printed if "all nine" in line).split("|")[6].strip()
 
 
 @pytest.mark.parametrize(
