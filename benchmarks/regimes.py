@@ -413,8 +413,7 @@ def train_method(name: str, seed: int, method: str, factor: float) -> dict[str, 
     data = PosNegDataModule(train, val_dataset=val, seed=seed, batch_size=4096)
     algorithm = make(*problem.rectangle)
     rate = algorithm.default_lr * factor
-    decay = {"weight_decay": 0.0} if method.endswith("no decay") else {}
-    optimizer = partial(DampedAdam, lr=rate, **decay)
+    optimizer = partial(DampedAdam, lr=rate, weight_decay=0.0 if method.endswith("no decay") else 0.1)
     module = TPAUCModule(network(name, seed), algorithm, optimizer, **options)
     looks, start = Looks(), time.process_time()
     between = problem.steps // LOOKS
@@ -513,8 +512,8 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "STACO, no decay": ("STACO, no decay",),
 }
 #: The columns of the table of differences.
-LESS = ("cross-entropy", "focal", "logit adj.", "plain or balanced", "averaged", "averaged, decay", "PAUCI", "SOTA-s")
-LESS += ("STACO, no decay",)
+LESS = ["cross-entropy", "focal", "logit adj.", "plain or balanced", "averaged", "averaged, decay", "PAUCI", "SOTA-s"]
+LESS.append("STACO, no decay")
 STORED = ["problem", "seed", "method", "rate", "step", "val", "val_auroc", "test", "tpr"]
 
 

@@ -16,6 +16,9 @@ from lightning_tpauc.functional.pairwise import TaskMasks, common_dtype, full_pr
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.training.guards import advise, is_squashed
 
+#: At which share of the loss of a model that gives all the same score the rectangle waits.
+_HOLD_AT = 0.85
+
 
 class TPAUCLoss(nn.Module):
     r"""STACO with tracked dual variables as a loss module: ``loss(scores, labels)``, in any loop.
@@ -31,8 +34,9 @@ class TPAUCLoss(nn.Module):
     only ``(1 - min_tpr) * S`` are in the rectangle. If positives are rare, draw them more often.
 
     Training goes best if the rectangle shrinks from the whole square to yours. The loop says how far it is,
-    ``loss.progress = step / total_steps``; from 0.5 on it has its final size. If ``progress`` is not set, it has that
-    from the first step.
+    ``loss.progress = step / total_steps``; from 0.5 on it has its final size. With one label it waits where its loss
+    comes near that of a model that gives all the same score, as in a corner that is out of reach, and goes on once the
+    loss is lower. If ``progress`` is not set, it has its final size from the first step.
 
     Args:
         min_tpr: lower bound of the true positive rate, in [0, 1).
@@ -66,6 +70,9 @@ class TPAUCLoss(nn.Module):
     """
 
     tightness: Tensor
+    seen: Tensor
+    lag: Tensor
+    ratio: Tensor
 
     def __init__(
         self,
@@ -88,7 +95,11 @@ class TPAUCLoss(nn.Module):
         self._prepare()
         for name in self.algorithm.state_specs:
             self.register_buffer(name, getattr(self.algorithm, name))
-        self.register_buffer("tightness", torch.ones(()))
+        # the rectangle's; the progress set last, how far the rectangle lags behind it, and the running mean of the loss
+        # over that of a model with equal scores, which is known of one label
+        starts = {"tightness": 1.0, "seen": -1.0, "lag": 0.0, "ratio": float(num_labels == 1)}
+        for name, start in starts.items():
+            self.register_buffer(name, torch.full((), start))
 
     @property
     def progress(self) -> float | None:
@@ -98,7 +109,12 @@ class TPAUCLoss(nn.Module):
     @progress.setter
     def progress(self, share: float) -> None:
         self._progress = require_range("progress", 1.0 if is_real(share) and 1.0 < share < 2.0 else share, 0.0, 1.0)
-        self.tightness.fill_(min(1.0, 2.0 * self._progress))
+        ahead = self._progress - self.seen
+        waits = 2.0 * ahead * ((self.ratio >= _HOLD_AT).to(ahead) + (self.ratio > 1.0))  # above 1 it goes back
+        self.lag.copy_(torch.where((self.seen < 0) | (ahead < 0), 0.0, self.lag + waits))  # a new run begins anew
+        self.lag.clamp_(max=2.0 * self._progress)
+        self.tightness.copy_((2.0 * self._progress - self.lag).clamp(max=1.0))
+        self.seen.fill_(self._progress)
 
     def extra_repr(self) -> str:
         """The settings."""
@@ -141,12 +157,14 @@ class TPAUCLoss(nn.Module):
             tightness, low, high = self.tightness.to(widest_float(scores.device)), algorithm.min_tpr, algorithm.max_fpr
             thetas = torch.stack([1.0 - tightness * low, 1.0 - tightness * (1.0 - high)])
             algorithm.of_tasks["thetas"] = thetas.unsqueeze(-1).expand(2, self.num_labels)
-            index = torch.zeros_like(masks.pos, dtype=torch.int64)
-            loss = algorithm.joint_loss(scores, scores, scores, index, masks)
+            loss = algorithm.joint_loss(scores, scores, scores, torch.zeros_like(masks.pos, dtype=torch.int64), masks)
         if self.training and torch.is_grad_enabled():
             finite = (loss.detach() + algorithm.scalar_sum()).isfinite()  # half precision may overflow in a step
             for name, value in before.items():
                 value.copy_(torch.where(finite, getattr(algorithm, name), value))
+            if self.num_labels == 1:
+                ratio = loss.detach() * algorithm.loss_scale / self.algorithm.constant_loss
+                self.ratio.lerp_(torch.where(finite & (ratio > 0), ratio, self.ratio).to(self.ratio).squeeze(), 0.05)
         return loss
 
     def _aligned(self, scores: Tensor, labels: Any) -> tuple[Tensor, Tensor]:

@@ -236,8 +236,7 @@ class TPAUCModule(ScoringModel):
         return scores
 
     def _gathered(self, batch: PosNegBatch, scores: Tensor) -> GatheredScores:
-        index = as_index(batch.index, scores.device)
-        return gather_scores(batch.split(scores), index, batch.masks, batch.shares)
+        return gather_scores(batch.split(scores), as_index(batch.index, scores.device), batch.masks, batch.shares)
 
     @property
     def threshold(self) -> float | dict[str, float | None] | None:

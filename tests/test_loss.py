@@ -52,6 +52,7 @@ def test_it_is_staco_of_each_label(surrogate, labels, size):
         algorithm.setup(size, dtype=torch.float64)
     for step, (scores, target) in enumerate(batches(12, size, labels)):
         ours, theirs = (scores.clone().requires_grad_() for _ in range(2))
+        loss.ratio.zero_()  # the rectangle waits for nothing
         loss.progress = step / 10  # a little above 1 is 1
         value = loss(ours, target)
         value *= 1.0  # in place, as some loops do
@@ -67,6 +68,33 @@ def test_it_is_staco_of_each_label(surrogate, labels, size):
         for k, algorithm in enumerate(each):
             for name in algorithm.state_specs:
                 assert_close(getattr(loss, name)[k], getattr(algorithm, name))
+
+
+@pytest.mark.parametrize("tells", [0.0, 6.0])
+def test_the_rectangle_waits_where_the_model_can_tell_nothing(tells):
+    generator = torch.Generator().manual_seed(0)
+    net, loss = nn.Linear(2, 1), TPAUCLoss(0.8, 0.1)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
+    for step in range(200):
+        y = (torch.rand(64, generator=generator) < 0.3).long()
+        x = torch.randn(64, 2, generator=generator) + tells * y[:, None]
+        loss.progress = step / 200
+        if step == 0:  # the rectangle is the square: the mean over all pairs
+            scores = net(x).squeeze(1).detach()
+            mean = (1.0 + scores[y == 0] - scores[y == 1][:, None]).clamp_min(0).mean()
+        value = loss(net(x), y)
+        if step == 0:
+            assert_close(loss.ratio, 0.95 + 0.05 * mean, "float32")
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+    assert float(loss.tightness) == 1.0 if tells else float(loss.tightness) < 0.2
+    again = TPAUCLoss(0.8, 0.1)
+    again.load_state_dict(loss.state_dict())
+    loss.progress = again.progress = 0.997
+    assert equal(again.state_dict(), loss.state_dict())
+    loss.progress = 0.0  # a new run
+    assert float(loss.tightness) == 0.0
 
 
 def test_a_plain_loop_is_the_one_in_floats():

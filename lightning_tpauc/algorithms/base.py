@@ -469,8 +469,7 @@ class Algorithm(ABC):
         if masks is not None:
             return self.joint_loss(pos_scores, neg_scores, second, places, masks)
         step: Any = self.step  # takes `previous` where `needs_previous` says so
-        known = {} if previous is None else {"previous": previous}
-        return step(pos_scores, neg_scores, second, places, **known)
+        return step(pos_scores, neg_scores, second, places, **{} if previous is None else {"previous": previous})
 
     def _check_shapes(self, pos: Any, neg: Any, second: Any, index: Any, masks: TaskMasks | None) -> None:
         """Raise :class:`ArgumentError` unless the arguments of a step fit together."""
@@ -604,7 +603,7 @@ class PairwiseAlgorithm(Algorithm):
             margin=slope if self.margin is None else self.margin,
             scale=1.0 / slope if self.scale is None else self.scale,
         )
-        self._constant_loss = float(self.surrogate.value(torch.zeros((), dtype=torch.float64, device="cpu")))
+        self.constant_loss = float(self.surrogate.value(torch.zeros((), dtype=torch.float64, device="cpu")))
 
     def require_monotone_if_exact(self, *arguments: str) -> None:
         """Raise :class:`ArgumentError` if one of them asks for an exact solution that the surrogate does not have."""
@@ -625,9 +624,9 @@ class PairwiseAlgorithm(Algorithm):
         if self.step_units == "absolute":
             return 1.0, 1.0
         masks, batch_loss = pairs.masks, tail_loss(pairs, self.thetas()[1]).to(self.loss_unit.dtype)
-        unit = in_play(loss_unit_step(self.loss_unit, batch_loss, self._constant_loss), self.loss_unit, masks)
+        unit = in_play(loss_unit_step(self.loss_unit, batch_loss, self.constant_loss), self.loss_unit, masks)
         self.loss_unit = unit
         of_loss = torch.maximum(unit, batch_loss)  # an outlying batch makes no step larger
         # The last iterate, unlike an average, needs steps that get smaller where a model fits well.
-        of_loss = in_play(of_loss.clamp_min(self._constant_loss) if bounded else of_loss, 1.0, masks)
+        of_loss = in_play(of_loss.clamp_min(self.constant_loss) if bounded else of_loss, 1.0, masks)
         return (of_loss if bounded else in_play(unit, 1.0, masks)), of_loss

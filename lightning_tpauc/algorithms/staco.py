@@ -275,8 +275,7 @@ class TrackedDuals(PerPositiveDuals):
         own = self.own
         for name, of_batch in (("pos_border", pos), ("neg_border", neg)):
             border = getattr(own, name)
-            moved = torch.lerp(border, of_batch.to(border.dtype), own.border_rate)
-            setattr(own, name, in_play(moved, border, masks))
+            setattr(own, name, in_play(torch.lerp(border, of_batch.to(border.dtype), own.border_rate), border, masks))
         if masks is None:
             own.border_rate.fill_(_BORDER_RATE)
         else:
@@ -466,6 +465,7 @@ class STACO(PairwiseAlgorithm):
         dual = None if self.share_negatives else dual_neg_scores
         pairs = Pairs(pos_scores, neg_scores, s, self.surrogate, masks, dual, nonnegative=self._duals.nonnegative)
         unit, of_loss = self.update_units(pairs.dual)
+        self.loss_scale = of_loss
         # line 1, on the dual negatives
         s_prime, tail = self._duals.global_threshold, theta1 * pairs.num_neg
 

@@ -259,8 +259,7 @@ class PosNegDataModule(LightningDataModule):
             for part, data in raw.items():
                 # Ids that are values belong to one data set; names hold for all.
                 has_ids = isinstance(self.ids, str) or part == ("predict" if "predict" in raw else "train")
-                own = given if has_ids else given._replace(ids=None)
-                made[part] = Examples(data, part, own, self._dtype, known)
+                made[part] = Examples(data, part, given if has_ids else given._replace(ids=None), self._dtype, known)
                 columns = columns_of(made[part].dataset)
                 if part == "train":
                     known, nameless = known or columns, nameless or columns is None

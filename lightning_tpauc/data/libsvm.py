@@ -164,8 +164,7 @@ def _parse(paths: Sequence[Path]) -> list[NDArray[np.float32]]:
         with ExitStack() as stack:
             files = [stack.enter_context(_OPENERS.get(path.suffix, open)(path, "rb")) for path in paths]
             # Single lines of a compressed file are slow to read: buffers take a third off the time of ijcnn1.
-            buffered = [io.BufferedReader(file, 1 << 20) for file in files]
-            read = load_svmlight_files(buffered, dtype=np.float32)
+            read = load_svmlight_files([io.BufferedReader(file, 1 << 20) for file in files], dtype=np.float32)
     except Exception as error:  # the decompressors have errors of their own
         raise DataError(
             f"{names} can't be read as svmlight text: {error}. Lines read `label index:value ...` with growing "

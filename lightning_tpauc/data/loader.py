@@ -78,8 +78,7 @@ class PosNegLoader:
 
     def next_batches(self, count: int) -> Iterator[PosNegBatch]:
         """The batches of the next ``count`` steps, at most an epoch's. An iteration is not disturbed."""
-        plans = self.batch_plans.plans(self._where().step, min(count, len(self)))
-        yield from self._source.aside().run(plans)
+        yield from self._source.aside().run(self.batch_plans.plans(self._where().step, min(count, len(self))))
 
     def _where(self) -> Position:
         return Position(self._step) if self.position is None else self.position(self)

@@ -432,8 +432,7 @@ class UniformSampler(BatchSampler):
                 is_pos, index = labels == 1, np.zeros(labels.shape, dtype=np.int64)
                 for label, positives in enumerate(self.label_rows.positives):
                     index[label, is_pos[label]] = np.searchsorted(positives, rows[is_pos[label]])
-                masks = PlannedMasks(is_pos, labels == 0)
-                yield _plan(step, rows, index, BatchSizes(total, total), world, masks)
+                yield _plan(step, rows, index, BatchSizes(total, total), world, PlannedMasks(is_pos, labels == 0))
 
 
 class FullSampler(BatchSampler):

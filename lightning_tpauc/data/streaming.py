@@ -307,8 +307,7 @@ class _StreamBatches:
             self._reader = StreamReader(self.stream, *step.part)
         self._reader.seek(step.place, step.target)
         own = self._reader.share(plan.sizes.num_neg + plan.sizes.num_dual_neg, world, self.seed, plan.step)
-        inputs = self.fetch.beside(plan.rows, plan.step, own)
-        return batch_of(plan, inputs), self._reader.place
+        return batch_of(plan, self.fetch.beside(plan.rows, plan.step, own)), self._reader.place
 
 
 class StreamedLoader(PosNegLoader):

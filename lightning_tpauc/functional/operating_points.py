@@ -344,8 +344,7 @@ def _candidates(
     first = [each.sum() if weights is None else weights[k][each].sum() for k, each in enumerate(infinite)]
     ends = (steps.tp + steps.pos, steps.fp + steps.neg)
     tp, fp = (torch.cat([own[None].double(), end.flip(0)]) for own, end in zip(first, ends, strict=True))
-    values = torch.cat([steps.score.new_tensor([math.inf]), steps.score.flip(0)])
-    return values, tp, fp, steps.num_pos, steps.num_neg
+    return torch.cat([steps.score.new_tensor([math.inf]), steps.score.flip(0)]), tp, fp, steps.num_pos, steps.num_neg
 
 
 def _safe(

@@ -177,8 +177,7 @@ def confusion_counts(scores: Tensor, labels: Tensor, thresholds: Tensor) -> Tens
     # 0 .. T: how many thresholds the score reaches
     reached = torch.bucketize(scores.to(dtype).contiguous(), edges, right=True)
     # Entries of neither class fill a third histogram, which is dropped: cheaper than to take them out.
-    kind = torch.where(labels == 1, size, torch.where(labels == 0, 0, 2 * size))
-    place = reached + kind
+    place = reached + torch.where(labels == 1, size, torch.where(labels == 0, 0, 2 * size))
     if columns:
         place = place + 3 * size * torch.arange(columns[0], device=place.device)
     histogram = torch.bincount(place.reshape(-1), minlength=3 * size * columns.numel())

@@ -261,8 +261,7 @@ def tail_risk(
         s = loss.value(border.unsqueeze(-1) - pos)
     else:
         s = _own_thresholds(pos, neg, theta, loss, neg_mask)
-    excess = Pairs(pos, neg, s, loss, masks).excess * share
-    return s, s + excess / column(theta)
+    return s, s + Pairs(pos, neg, s, loss, masks).excess * share / column(theta)
 
 
 def _own_thresholds(pos: Tensor, neg: Tensor, theta: float | Tensor, loss: Surrogate, mask: Tensor | None) -> Tensor:

@@ -165,8 +165,7 @@ def _figures(module: Any, drawn: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[
     labels, algorithm, point = module.trained_labels, module.algorithm, module.operating_point
     rectangles = [(algorithm.min_tpr, algorithm.max_fpr)] if labels is None else labels.rectangles(algorithm)
     names = [("", "")] if labels is None else list(zip(labels.names, labels.keys, strict=True))
-    thresholds = [None] * len(names) if point is None else point.thresholds
-    each = zip(names, drawn, rectangles, thresholds, strict=True)
+    each = zip(names, drawn, rectangles, [None] * len(names) if point is None else point.thresholds, strict=True)
     known = [one for one in each if {0, 1} <= {*one[1][1].tolist()}]
     if not known:
         return

@@ -171,8 +171,7 @@ def _held_out_ratios(module: ScoringModel, scored: Scored) -> list[list[float]]:
     for (_, target, seen, _), asked, reached in each:
         first = bisect_right(TIGHTNESS_GRID, reached) - 1
         ahead = [shrunk_rectangle(*asked, tightness) for tightness in TIGHTNESS_GRID[first:]]
-        ratios = objective_ratios(*split_classes(seen, target), ahead, surrogate)
-        found.append([math.nan] * first + ratios.tolist())
+        found.append([math.nan] * first + objective_ratios(*split_classes(seen, target), ahead, surrogate).tolist())
     return found
 
 

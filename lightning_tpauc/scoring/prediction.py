@@ -140,8 +140,7 @@ class PredictionWriter(Callback):
             warn_on_rank_zero(f"{again} predictions came for examples that had one already: only the first is written.")
         texts = {name: _texts(name, column[first].tolist(), column.dtype) for name, column in columns.items()}
         if (called := getattr(self._loader, "ids", None)) is not None:
-            names = [str(called[k]) for k in ids]
-            texts = {"example_id": texts.pop("example_id"), "id": names, **texts}
+            texts = {"example_id": texts.pop("example_id"), "id": [str(called[k]) for k in ids], **texts}
         with replacing(self.path) as file:
             stream = io.TextIOWrapper(file, encoding="utf-8", newline="")
             writer = csv.writer(stream, lineterminator="\n")

@@ -85,8 +85,7 @@ class ScoreMemory:
     ) -> None:
         self.sizes, self.whole_stages = tuple(sizes), whole_stages
         # one place more than there are positives: it takes what pads a batch of several labels
-        places = sum(sizes) + 1 if whole_stages else 0
-        self._last = torch.full((places,), torch.nan, device=device, dtype=dtype)
+        self._last = torch.full((sum(sizes) + 1 if whole_stages else 0,), torch.nan, device=device, dtype=dtype)
         self._last[-1:] = 0.0
         self._first = torch.tensor([0, *self.sizes[:-1]], device=device).cumsum(0).unsqueeze(-1)
         self._steps: deque[Step] = deque()

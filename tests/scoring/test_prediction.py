@@ -72,7 +72,7 @@ def test_several_processes_write_what_one_does(tmp_path, world):
 
 
 def test_the_default_place_is_the_log_folder(tmp_path):
-    x, module, logger = *make_problem(), CSVLogger(tmp_path)
+    (x, module), logger = make_problem(), CSVLogger(tmp_path)
     _, callback = predict(module, make_data(x), None, logger=logger)
     assert str(callback.path) == f"{logger.log_dir}/predictions.csv"
     assert read(callback.path)[0] == list(range(NUM))
