@@ -46,9 +46,7 @@ class Ours(TPAUCModule, Theirs):
 
     def validation_step(self, batch, batch_idx=0, dataloader_idx=0):  # noqa: ANN001
         """Theirs takes pairs, and rows that fill up a batch have the target -1."""
-        real = batch.target >= 0
-        if not real.any():  # of several processes, one may have nothing but such rows
-            return
+        real = batch.target >= 0  # none, perhaps; what one process does not log makes the others wait
         Theirs.validation_step(self, (batch.inputs[real], batch.target[real]), batch_idx)
 
 

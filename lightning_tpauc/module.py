@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Literal, cast
 
 import torch
@@ -109,6 +109,8 @@ class TPAUCModule(ScoringModel):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         unsupported.check_order(cls, TPAUCModule)
+        if (theirs := cls.configure_optimizers) is not TPAUCModule.configure_optimizers:  # an override is seen as well
+            cls.configure_optimizers = wraps(theirs)(lambda self: keep_monitors(theirs(self)))  # type: ignore[method-assign]
 
     def __init__(
         self,
@@ -415,9 +417,7 @@ class TPAUCModule(ScoringModel):
         self.base_lr = (0, None)
         if self.optimizer_factory is None and mixed_in is not None:
             if self.scheduler_factory is not None:
-                raise ArgumentError(
-                    "`lr_scheduler` needs an `optimizer`: pass both or none, since `configure_optimizers` makes both."
-                )
+                raise ArgumentError("`lr_scheduler` needs an `optimizer`: else `configure_optimizers` makes both.")
             return keep_monitors(mixed_in())
         parameters = [p for p in self.parameters() if p.requires_grad]
         optimizer = make_optimizer(self.optimizer_factory, parameters, self.algorithm.default_lr)

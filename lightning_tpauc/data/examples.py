@@ -308,8 +308,8 @@ def _has(x: Any, *names: str) -> bool:
 
 
 def unaugmented(dataset: Any) -> Any:
-    """The attribute ``without_augmentation`` of a data set, also inside subsets; without it, the data set itself."""
-    inner, rows = underlying(dataset)
+    """The attribute ``without_augmentation`` of a data set, or inside subsets; without it, the data set itself."""
+    inner, rows = (dataset, None) if hasattr(dataset, "without_augmentation") else underlying(dataset)
     plain = getattr(inner, "without_augmentation", inner)
     if len(plain) != len(inner):
         raise DataError(f"`without_augmentation` has {len(plain)} rows, not the {len(inner)} of its data set.")
@@ -704,7 +704,7 @@ def collate_items(items: list[Any]) -> Any:
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise DataError(
             f"Items of type {type(first).__name__} can't be put into one batch ({str(error).splitlines()[0]}). Pass a "
-            "`collate_fn` that can. A stream of negatives yields what `train_dataset` has as inputs."
+            "`collate_fn`, or `Resize` and `ToTensor` images. A stream of negatives yields what `train_dataset` has."
         ) from error
     # torch and PyG collate tuples into a list. Arrays give a tuple, and the model should see no difference.
     return tuple(collated) if isinstance(collated, list) and isinstance(first, (tuple, list)) else collated

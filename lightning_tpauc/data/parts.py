@@ -144,8 +144,7 @@ class PreparedData:
         for other in ("train", "val") if part == "calibration" and not splits else ():
             theirs = self.examples[other].dataset if other in self.examples else ()
             # the content is read only of sets of one size
-            same_size = len(theirs) == len(examples)
-            if same_size and content_digest(theirs) == content_digest(examples.dataset):
+            if len(theirs) == len(examples) and content_digest(theirs) == content_digest(examples.dataset):
                 raise DataError(
                     f"`calibration_dataset` and `{other}_dataset` hold the same examples: a threshold takes some that "
                     "chose nothing. Leave it out, or pass `calibration_fraction` to keep a part of the training set."
@@ -163,8 +162,7 @@ class PreparedData:
                 "they tell of new groups is too good. Give each group to one of the two."
             )
         if part == "calibration" and groups is None and train.groups is not None:
-            text = "`groups` are those of `train_dataset`: rows of `calibration_dataset` count as independent"
-            warn_on_rank_zero(f"{text}. Pass the name of a column, or key, that both have.")
+            warn_on_rank_zero("All rows of `calibration_dataset` count as independent: name a column as `groups`.")
         named = [None if values is None else values[rows] for values in (ids, groups)]
         plain = unaugmented(dataset := getattr(self.datasets, examples.part))
         if plain is not dataset and (differing := examples.contradicted_by(plain)):
@@ -179,6 +177,14 @@ class PreparedData:
             raise DataError(
                 "`targets` are the labels of `train_dataset` alone, and they are not what its items have: "
                 f"{differing}. Pass a name or function, such as `targets=lambda label: label == 1`, for all parts."
+            )
+        inner, other = (underlying(each.dataset)[0] for each in (part, train or part))
+        number, theirs = (getattr(each, "class_to_idx", {}) for each in (other, inner))
+        moved = [name for name in theirs if number.get(name, theirs[name]) != theirs[name]]
+        if moved and not any(getattr(each, "target_transform", None) for each in (inner, other)):
+            raise DataError(
+                f"`{part.name}` numbers {moved[0]!r} {theirs[moved[0]]}, and `train_dataset` {number[moved[0]]}. Give "
+                "both the same folders, empty ones for what lacks: `ImageFolder(..., allow_empty=True)`."
             )
         if "training" in self.__dict__ and part.label_names != self.label_names:
             names, found = self.label_names or ("one label",), part.label_names or ("one label",)

@@ -161,7 +161,8 @@ def say_replaced(cls: type, ours: type) -> None:
         warn_on_rank_zero(
             f"{cls.__name__} does not call {', '.join(replaced)}, nor logs what they log: TPAUCModule trains and "
             f"evaluates in their place. To have one as well, override it in {cls.__name__} and call it there, "
-            f"`{replaced[-1]}(self, ...)`, with `(batch.inputs, batch.target)`. A loss goes into `auxiliary_loss`.",
+            f"`{replaced[-1]}(self, ...)`, with `(batch.inputs, batch.target)`, less the rows with "
+            "target -1 in validation. A loss goes into `auxiliary_loss`.",
             TPAUCAdvice if replaced[-1].endswith(".training_step") else TPAUCWarning,
         )
 

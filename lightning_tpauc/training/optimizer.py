@@ -304,15 +304,12 @@ def keep_monitors(configured: Any, monitor: str | None = None) -> Any:
 
 
 def prepare_schedulers(trainer: Trainer) -> None:
-    """Check that every ``ReduceLROnPlateau`` follows something, and store the rates from before any as ``initial_lr``.
+    """Store the rates from before any schedule as ``initial_lr``.
 
     The algorithm's step sizes fall by the same factor, also in a resumed run.
     """
     for group in trainer.optimizers[0].param_groups:
         group.setdefault("initial_lr", float(group["lr"]))
-    for config in _configs(trainer, ReduceLROnPlateau):
-        if getattr(config.scheduler, "monitor", None) is None:
-            raise ArgumentError("Say in `configure_optimizers` what a ReduceLROnPlateau follows: set its `monitor`.")
 
 
 def step_plateau_schedulers(
@@ -328,18 +325,15 @@ def step_plateau_schedulers(
     if not plateaus or (after == "batch" and all(config.interval == "epoch" for config in plateaus)):
         return
     results: Any = trainer._results  # of the loop that runs; `callback_metrics` still has all older values
-    new: dict[str, Any] = results.metrics(after == "batch")["callback"]
-    if after == "epoch":
-        new = {**results.metrics(True)["callback"], **new}
-    if loss is not None:
-        new = {**new, "train/loss": loss}
+    whole: dict[str, Any] = results.metrics(True)["callback"] if after == "epoch" else {}
+    last = {} if loss is None else {"train/loss": loss}
+    new = {**whole, **results.metrics(after == "batch")["callback"], **last}
     for config in plateaus:
-        name = config.scheduler.monitor
         if config.interval == "step":
             due = after != "epoch" and batches_seen % config.frequency == 0
         else:
             due = after != "batch" and (trainer.current_epoch + 1) % config.frequency == 0
-        if due and name in new:
+        if due and (name := config.scheduler.monitor) in new:
             trainer.lightning_module.lr_scheduler_step(config.scheduler, float(new[name]))
         if after == "epoch":
             _refuse_missing(trainer, config.scheduler)
@@ -354,9 +348,8 @@ def _refuse_missing(trainer: Trainer, scheduler: Any) -> None:
     logged, every = trainer.callback_metrics, trainer.check_val_every_n_epoch
     due = every is not None and (trainer.current_epoch + 1) % every == 0
     validated = due or not trainer.enable_validation or "val/tpauc" in logged
-    if scheduler.monitor in logged or not validated:
-        return
-    raise ArgumentError(
-        f"ReduceLROnPlateau follows {scheduler.monitor!r}, which nothing has logged. Set `monitor` to one of "
-        f"{sorted(logged)}, or log it before a module's own `on_train_epoch_end`, which comes too late."
-    )
+    if validated and scheduler.monitor not in logged:
+        raise ArgumentError(
+            f"ReduceLROnPlateau follows {scheduler.monitor!r}, which nothing has logged. Set `monitor` to one of "
+            f"{sorted(logged)}, or log it before a module's own `on_train_epoch_end`, which comes too late."
+        )

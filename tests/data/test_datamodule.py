@@ -156,7 +156,9 @@ def test_random_items_do_not_validate_without_a_word(split):
     with pytest.warns(TPAUCWarning, match=r"`train_dataset` are random, .*attribute `without_augmentation`, .*`val_da"):
         datamodule.val_dataloader()
     datamodule.val_dataloader()  # said once: a second warning would be an error
-    ready(Items(noisy, without_augmentation=Items(pair)), **split).val_dataloader()
+    for train in (Items(noisy, without_augmentation=Items(pair)), part := Subset(Items(noisy), range(N))):
+        part.without_augmentation = Subset(Items(pair), range(N))
+        ready(train, **split).val_dataloader()
     ready(Items(noisy), val_dataset=DATA).val_dataloader()
     for train in (DATA, Items(pair), Items(mapping), Items(lambda row: ("word", torch.nan, row % 5 == 0))):
         ready(train, **split).val_dataloader()
@@ -175,6 +177,14 @@ def test_other_rows_without_augmentation_are_refused(train, plain):
                 ready(dataset, val_fraction=0.25, num_neg=5, **given).val_dataloader()
     with pytest.raises(DataError, match="`without_augmentation`"):
         ready(test_dataset=Items(pair, without_augmentation=plain)).test_dataloader()
+
+
+def test_parts_number_their_classes_alike():
+    train, lacking = Items(pair, class_to_idx={"crack": 0, "good": 1}), Items(pair, class_to_idx={"good": 0})
+    with pytest.raises(DataError, match="`test_dataset` numbers 'good' 0, and `train_dataset` 1"):
+        ready(train, test_dataset=lacking, num_neg=5).test_dataloader()
+    lacking.target_transform = int  # says itself which is which
+    ready(train, test_dataset=lacking, num_neg=5).test_dataloader()
 
 
 def test_scoring_covers_each_class_in_the_order_of_the_index():
