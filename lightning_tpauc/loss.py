@@ -25,9 +25,9 @@ class TPAUCLoss(nn.Module):
 
     Each call in training mode with gradients enabled is one step of :class:`~lightning_tpauc.algorithms.STACO` with
     ``duals="tracked"`` on the positives and negatives of the batch, and has its loss and gradient. What it remembers,
-    two border scores and the unit of the loss for each label, are buffers: they move, are saved and are loaded with the
-    module, or with the model that it is a part of. In evaluation mode and under ``torch.no_grad()`` the value is the
-    same and the buffers stay as they are. They also stay if a step makes something nan or infinite.
+    two border scores and the unit of the loss for each label, and how far the rectangle has come, are buffers: they
+    move, are saved and loaded with the module, or with a model that holds it. In evaluation mode and under
+    ``torch.no_grad()`` the value is the same. The buffers stay then, and where a step makes something nan or infinite.
 
     A label without a positive or without a negative in the batch adds nothing to the loss, its scores have zero
     gradients, and its buffers stay. Missing labels add nothing, either. Batches need enough of both: of S positives
