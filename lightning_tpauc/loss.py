@@ -164,7 +164,8 @@ class TPAUCLoss(nn.Module):
                 value.copy_(torch.where(finite, getattr(algorithm, name), value))
             if self.num_labels == 1:
                 ratio = loss.detach() * algorithm.loss_scale / self.algorithm.constant_loss
-                self.ratio.lerp_(torch.where(finite & (ratio > 0), ratio, self.ratio).to(self.ratio).squeeze(), 0.05)
+                counts = finite & masks.pos.any() & masks.neg.any()
+                self.ratio.lerp_(torch.where(counts, ratio, self.ratio).to(self.ratio).squeeze(), 0.05)
         return loss
 
     def _aligned(self, scores: Tensor, labels: Any) -> tuple[Tensor, Tensor]:

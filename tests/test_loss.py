@@ -95,6 +95,9 @@ def test_the_rectangle_waits_where_the_model_can_tell_nothing(tells):
     assert equal(again.state_dict(), loss.state_dict())
     loss.progress = 0.0  # a new run
     assert float(loss.tightness) == 0.0
+    fits = TPAUCLoss(0.8, 0.1)
+    fits(torch.tensor([9.0, -9.0], requires_grad=True), torch.tensor([1, 0]))
+    assert_close(fits.ratio, torch.tensor(0.95), "float32")
 
 
 def test_a_plain_loop_is_the_one_in_floats():

@@ -181,9 +181,8 @@ def confusion_counts(scores: Tensor, labels: Tensor, thresholds: Tensor) -> Tens
     if columns:
         place = place + 3 * size * torch.arange(columns[0], device=place.device)
     histogram = torch.bincount(place.reshape(-1), minlength=3 * size * columns.numel())
-    counted = histogram.view(*columns, 3, size)[..., :2, :]
     # [column, label, k]: scores that reach at least k thresholds
-    at_least = counted.flip(-1).cumsum(-1).flip(-1)
+    at_least = histogram.view(*columns, 3, size)[..., :2, :].flip(-1).cumsum(-1).flip(-1)
     reaching = at_least[..., 1:]
     return torch.stack([at_least[..., :1] - reaching, reaching], dim=-1).movedim(-2, 0).contiguous()
 
