@@ -15,9 +15,7 @@ from lightning_tpauc.functional.checks import as_tensor, check_count, is_real, r
 from lightning_tpauc.functional.pairwise import TaskMasks, common_dtype, full_precision, widest_float
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.training.guards import advise, is_squashed
-
-#: At which share of the loss of a model that gives all the same score the rectangle waits.
-_HOLD_AT = 0.85
+from lightning_tpauc.training.rectangle import HOLD_AT
 
 
 class TPAUCLoss(nn.Module):
@@ -110,7 +108,7 @@ class TPAUCLoss(nn.Module):
     def progress(self, share: float) -> None:
         self._progress = require_range("progress", 1.0 if is_real(share) and 1.0 < share < 2.0 else share, 0.0, 1.0)
         ahead = self._progress - self.seen
-        waits = 2.0 * ahead * ((self.ratio >= _HOLD_AT).to(ahead) + (self.ratio > 1.0))  # above 1 it goes back
+        waits = 2.0 * ahead * ((self.ratio >= HOLD_AT).to(ahead) + (self.ratio > 1.0))  # above 1 it goes back
         self.lag.copy_(torch.where((self.seen < 0) | (ahead < 0), 0.0, self.lag + waits))  # a new run begins anew
         self.lag.clamp_(max=2.0 * self._progress)
         self.tightness.copy_((2.0 * self._progress - self.lag).clamp(max=1.0))

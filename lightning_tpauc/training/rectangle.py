@@ -42,6 +42,8 @@ _WITHOUT_END = 1000
 _MOST_BATCHES = 16
 #: Number of moves of the shrinking.
 _MOVES = 20
+#: The shrinking waits where the loss comes to this share of that of a model that gives all the same score.
+HOLD_AT = 0.85
 #: Outside this range of ratios the scores of the last steps, of slightly older weights, decide alone.
 _IN_DOUBT = (0.6, 1.0)
 #: After repeated refusals, at most so many moves go by until the next forward pass.
@@ -245,8 +247,8 @@ class RectangleSchedule:
     #: The tightness is part of the algorithm's state.
     saved = ("held", "ratios", "held_out", "decided_after", "refusals", "waits")
 
-    def __init__(self, algorithm: Algorithm, steps: int, hold_at: float = 0.85) -> None:
-        self.algorithm, self.steps, self.hold_at = algorithm, steps, hold_at
+    def __init__(self, algorithm: Algorithm, steps: int) -> None:
+        self.algorithm, self.steps, self.hold_at = algorithm, steps, HOLD_AT
         self.every = max(1, steps // _MOVES)
         count = len(algorithm.rectangles)
         self.held, self.ratios = [False] * count, [math.nan] * count
