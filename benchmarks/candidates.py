@@ -40,18 +40,7 @@ from torch.nn.functional import softplus
 from torch.optim.lr_scheduler import LambdaLR
 
 from benchmarks.common import arguments, bare_trainer, quiet
-from benchmarks.regimes import (
-    LOOKS,
-    PROBLEMS,
-    Part,
-    Problem,
-    areas_of,
-    data_of,
-    difference,
-    jobs,
-    network,
-    read,
-)
+from benchmarks.regimes import LOOKS, PROBLEMS, Part, Problem, areas_of, data_of, difference, jobs, network, read
 from lightning_tpauc import DampedAdam, PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.errors import NonFiniteError

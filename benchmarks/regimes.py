@@ -496,6 +496,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     **{title: (name,) for name, title in ALONE.items()},
     "6 letters, 20% of the positives wrong, (.8, .05)": tuple(f"letter {c}, wrong labels" for c in "BEHKRS"),
     "the same, (.3, .05)": tuple(f"letter {c}, wrong labels, TPR .3" for c in "BEHKRS"),
+    f"all {len(PROBLEMS)} problems": tuple(PROBLEMS),
 }
 #: What each column chooses among, by validation.
 SHOWN: dict[str, tuple[str, ...]] = {
@@ -511,9 +512,6 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "STACO": ("STACO",),
     "STACO, no decay": ("STACO, no decay",),
 }
-#: The columns of the table of differences.
-LESS = ["cross-entropy", "focal", "logit adj.", "plain or balanced", "averaged", "averaged, decay", "PAUCI", "SOTA-s"]
-LESS.append("STACO, no decay")
 STORED = ["problem", "seed", "method", "rate", "step", "val", "val_auroc", "test", "tpr"]
 
 
@@ -575,7 +573,8 @@ def print_tables(records: list[dict[str, Any]]) -> None:
             cells.append(f"{fmean(means):.3f}" if len(means) == len(names) else "")
         if seeds := min((len(found.get((name, "STACO"), ())) for name in names), default=0):
             print(f"| {title} | {' | '.join(cells)} | {seeds} |")
-    others = [(column, "test") for column in LESS if column in columns] + [("averaged", "val")]
+    others = [(column, "test") for column in columns if column not in ("balanced", "STACO")]
+    others += [(column, "val") for column in ("averaged", "STACO, no decay")]
     heads = [column + ", on validation" * (field == "val") for column, field in others]
     print(f"\n| STACO less ... | {' | '.join(heads)} |")
     print(f"|---|{'---|' * len(others)}")
@@ -583,7 +582,8 @@ def print_tables(records: list[dict[str, Any]]) -> None:
         cells = []
         for column, field in others:
             mean, low, high, *_ = difference(found, names, "STACO", column, field)
-            cells.append("" if math.isnan(mean) else f"{mean:+.3f} ({low:+.3f} to {high:+.3f})")
+            known = all((name, column) in found and (name, "STACO") in found for name in names)
+            cells.append(f"{mean:+.3f} ({low:+.3f} to {high:+.3f})" if known else "")
         if any(cells):
             print(f"| {title} | {' | '.join(cells)} |")
 
