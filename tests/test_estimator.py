@@ -199,6 +199,8 @@ def test_several_classes_have_an_output_each():
     assert (found.predict(X) == names[y]).mean() > 0.9
     each = [naive_tpauc(decision[y == k, k], decision[y != k, k], 0.5, 0.5) for k in range(3)]
     assert tpauc_scorer(0.5, 0.5)(found, X, names[y]) == pytest.approx(np.mean(each), abs=1e-12)
+    with pytest.raises(DataError, match="Stratify"):
+        tpauc_scorer(0.5, 0.5)(found, X[:60], names[y[:60]])
 
 
 # ---------------------------------------------------------------- in scikit-learn's tools
@@ -208,6 +210,7 @@ def test_several_classes_have_an_output_each():
 def test_scorer_is_the_metric_of_any_classifier(model, rows):
     X, y = rows
     model.fit(X, np.where(y, "sick", "healthy"))
+    assert list(model.classes_) == ["healthy", "sick"]
     scores = model.predict_proba(X)[:, 1] if isinstance(model, RandomForestClassifier) else model.decision_function(X)
     expected = naive_tpauc(scores[y == 1], scores[y == 0], 0.5, 0.4)
     assert tpauc_scorer(0.5, 0.4)(model, X, np.where(y, "sick", "healthy")) == pytest.approx(expected, abs=1e-12)
@@ -233,6 +236,7 @@ def test_columns_of_all_kinds_in_a_pipeline_and_a_search():
     ).fit(frame, y)
     assert search.best_params_["tpaucclassifier__optimizer"] is None
     assert search.score(frame, y) > 0.9
+    assert list(search.classes_) == ["healthy", "sick"]
 
 
 @pytest.mark.slow

@@ -324,7 +324,7 @@ def test_mistakes_on_the_command_line(command, word):
         (["--ckpt_path", "nowhere.ckpt"], "There is no checkpoint 'nowhere.ckpt' (the current folder is"),
         (["--ckpt_path", "a.ckpt"], "The checkpoint 'a.ckpt' is not whole: its content can't be read"),
         (["--ckpt_path", "best"], '`.fit(ckpt_path="best")` is set but'),
-        (["--trainer.default_root_dir", "file"], ": Not a directory (the current folder is "),
+        (["--trainer.default_root_dir", "file"], "Can't read or write ...: Not a directory (the current folder is "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -333,7 +333,8 @@ def test_what_the_user_can_mend_is_one_line(command, tmp_cwd, words, line):
     (tmp_cwd / "file").touch()
     _, err, status = command("fit", "--config", QUICKSTART, *QUIET, *words)
     assert status == 1
-    assert re.match(f"lightning-tpauc: error: .*{re.escape(line)}", err.splitlines()[-1])
+    said = ".*".join(map(re.escape, line.split("...")))
+    assert re.match(f"lightning-tpauc: error: {said}", err.splitlines()[-1])
     assert "Traceback" not in err
 
 

@@ -347,7 +347,9 @@ def table():
 
 
 def test_a_table_without_named_labels_is_refused_with_both_remedies():
-    with pytest.raises(DataError, match=r"which column of `train_dataset` is the label: name .* or pass a pair"):
+    with pytest.raises(
+        DataError, match=r"unknown which column of `train_dataset` is the label: name .* or pass a pair"
+    ):
         ready(table())
 
 

@@ -78,7 +78,10 @@ def test_accepted_labels(values):
     ("values", "message"),
     [
         ([-1, 1, 1], r"`labels`, but found -1, 1. Choose the positive class: `targets=\(y == 1\)`"),
-        ([0, 1, 2, 3, 4, 5, 6], r"found 0, 1, 2, 3, 4, .... .* `targets=\(y == 6\)`.*OneVsRest\(classes\)"),
+        (
+            [0, 1, 2, 3, 4, 5, 6],
+            r"found 0, 1, 2, 3, 4, .... Choose the positive class: `targets=\(y == 6\)`.*OneVsRest\(classes\)",
+        ),
         ([0.0, float("nan"), 1.0], r"1 of 3 are nan. Drop unlabelled examples first, .*Subset"),
         (np.zeros((3, 2, 2)), r"one label per example in `labels`, .* but got shape \(3, 2, 2\). .*labels\[:, 0\]"),
         (np.array([[0, 1], [-1, 2]]), r"in `labels`, but found -1 in column 0. Pass 0 and 1, and nan where"),

@@ -46,7 +46,8 @@ def test_the_default_batch_sizes_are_judged_as_given_ones_are():
 
 def test_bounds_that_seem_swapped_are_asked_about():
     (message,) = fit(noisy_labels(400, 4, 0.3), STACO(0.2, 0.6), steps=5)
-    assert "finds 0.6 of the positives, more than min_tpr=0.2: are `min_tpr` and `max_fpr` swapped, or" in message
+    assert "a model that guesses finds 0.6 of the positives, more than min_tpr=0.2" in message
+    assert "are `min_tpr` and `max_fpr` swapped, or in percent?" in message
 
 
 def test_a_method_without_a_rectangle_to_train_is_not_judged_by_it():
