@@ -93,9 +93,9 @@ class TPAUCLoss(nn.Module):
         self._prepare()
         for name in self.algorithm.state_specs:
             self.register_buffer(name, getattr(self.algorithm, name))
-        # the rectangle's; the progress set last, how far the rectangle lags behind it, and the running mean of the loss
-        # over that of a model with equal scores, which is known of one label
-        starts = {"tightness": 1.0, "seen": -1.0, "lag": 0.0, "ratio": float(num_labels == 1)}
+        # the rectangle's; the progress set last, 1 before the first; how far the rectangle lags behind it; and the
+        # running mean of the loss over that of a model with equal scores, which is known of one label
+        starts = {"tightness": 1.0, "seen": 1.0, "lag": 0.0, "ratio": float(num_labels == 1)}
         for name, start in starts.items():
             self.register_buffer(name, torch.full((), start))
 
@@ -107,10 +107,9 @@ class TPAUCLoss(nn.Module):
     @progress.setter
     def progress(self, share: float) -> None:
         self._progress = require_range("progress", 1.0 if is_real(share) and 1.0 < share < 2.0 else share, 0.0, 1.0)
-        ahead = self._progress - self.seen
+        ahead = (self._progress - self.seen).clamp(min=0.0)  # 0 also where a run begins anew, or goes back a little
         waits = 2.0 * ahead * ((self.ratio >= HOLD_AT).to(ahead) + (self.ratio > 1.0))  # above 1 it goes back
-        self.lag.copy_(torch.where((self.seen < 0) | (ahead < 0), 0.0, self.lag + waits))  # a new run begins anew
-        self.lag.clamp_(max=2.0 * self._progress)
+        self.lag.add_(waits).clamp_(max=2.0 * self._progress)
         self.tightness.copy_((2.0 * self._progress - self.lag).clamp(max=1.0))
         self.seen.fill_(self._progress)
 
@@ -161,7 +160,8 @@ class TPAUCLoss(nn.Module):
             for name, value in before.items():
                 value.copy_(torch.where(finite, getattr(algorithm, name), value))
             if self.num_labels == 1:
-                ratio = loss.detach() * algorithm.loss_scale / self.algorithm.constant_loss
+                # an outlier's may be 10^6, which a mean would remember for hundreds of steps; most are below 4
+                ratio = (loss.detach() * algorithm.loss_scale / self.algorithm.constant_loss).clamp(max=4.0)
                 counts = finite & masks.pos.any() & masks.neg.any()
                 self.ratio.lerp_(torch.where(counts, ratio, self.ratio).to(self.ratio).squeeze(), 0.05)
         return loss

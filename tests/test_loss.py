@@ -91,13 +91,18 @@ def test_the_rectangle_waits_where_the_model_can_tell_nothing(tells):
     assert float(loss.tightness) == 1.0 if tells else float(loss.tightness) < 0.2
     again = TPAUCLoss(0.8, 0.1)
     again.load_state_dict(loss.state_dict())
-    loss.progress = again.progress = 0.997
+    loss.progress = again.progress = 0.998
     assert equal(again.state_dict(), loss.state_dict())
+    again.double().progress = 0.998  # a little less than in float32
+    assert_close(again.tightness, loss.tightness.double(), "float32")
+    again.progress = 0.9  # back to earlier weights: no leap to the final size
+    assert float(again.tightness) <= float(loss.tightness)
     loss.progress = 0.0  # a new run
     assert float(loss.tightness) == 0.0
-    fits = TPAUCLoss(0.8, 0.1)
-    fits(torch.tensor([9.0, -9.0], requires_grad=True), torch.tensor([1, 0]))
-    assert_close(fits.ratio, torch.tensor(0.95), "float32")
+    for score, ratio in ((9.0, 0.95), (-9e6, 0.95 + 0.05 * 4.0)):  # an outlier does not stop it for long
+        one = TPAUCLoss(0.8, 0.1)
+        one(torch.tensor([score, -score], requires_grad=True), torch.tensor([1, 0]))
+        assert_close(one.ratio, torch.tensor(ratio), "float32")
 
 
 def test_a_plain_loop_is_the_one_in_floats():
