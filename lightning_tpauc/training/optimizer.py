@@ -51,7 +51,7 @@ class DampedAdam(Optimizer):
         capturable: whether a CUDA graph may capture the steps. The counts of steps are on the device then.
 
     Raises:
-        ArgumentError: if an option is out of its range, or a gradient is sparse.
+        ArgumentError: if an option is out of its range, or a gradient is sparse or complex.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(1, 3))
@@ -74,7 +74,7 @@ class DampedAdam(Optimizer):
         foreach: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        own = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        own = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "decoupled_weight_decay": True}
         super().__init__(params, {**own, "maximize": maximize, "foreach": foreach, "capturable": capturable})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -86,7 +86,7 @@ class DampedAdam(Optimizer):
         """Take a state that was saved or pickled, that of torch's Adam, too."""
         super().__setstate__(state)
         for group in self.param_groups:
-            group.update({**self.defaults, **group})
+            group.update({**self.defaults, "weight_decay": 0.0, **group})  # what names no decay was trained without
             _check(group)
 
     @torch.no_grad()
@@ -116,8 +116,9 @@ class DampedAdam(Optimizer):
 
     def _state_of(self, weight: Tensor, capturable: bool) -> dict[str, Tensor]:
         """A parameter's state, named as Adam names it."""
-        if weight.grad is not None and weight.grad.is_sparse:
-            raise ArgumentError("DampedAdam takes dense gradients: build the embedding with `sparse=False`.")
+        if weight.grad is not None and (weight.grad.is_sparse or weight.is_complex()):
+            remedy = "`view_as_complex` of real weights" if weight.is_complex() else "embeddings with `sparse=False`"
+            raise ArgumentError(f"DampedAdam takes real, dense gradients: use {remedy}.")
         state: dict[str, Tensor] = self.state[weight]
         if not state:  # the count is on the host, so that no step waits for the device
             state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device if capturable else None)
@@ -163,8 +164,8 @@ def _check(options: dict[str, Any]) -> None:
     for beta in options["betas"]:
         require_range("betas", beta, 0.0, 1.0, open_high=True)
     for name in ("lr", "eps", "weight_decay"):
-        if not isinstance(options[name], Tensor):
-            require_range(name, options[name], 0.0)
+        value = options[name]
+        require_range(name, value.item() if isinstance(value, Tensor) and value.ndim == 0 else value, 0.0)
     if options.get("amsgrad") or (options["weight_decay"] and not options.get("decoupled_weight_decay", True)):
         raise ArgumentError(
             "DampedAdam has no `amsgrad`, and its `weight_decay` is AdamW's: load a state without them, or of AdamW."
@@ -304,10 +305,7 @@ def keep_monitors(configured: Any, monitor: str | None = None) -> Any:
 
 
 def prepare_schedulers(trainer: Trainer) -> None:
-    """Store the rates from before any schedule as ``initial_lr``.
-
-    The algorithm's step sizes fall by the same factor, also in a resumed run.
-    """
+    """Store the rates before any schedule as ``initial_lr``: step sizes fall by the same factor, also if resumed."""
     for group in trainer.optimizers[0].param_groups:
         group.setdefault("initial_lr", float(group["lr"]))
 

@@ -53,13 +53,6 @@ def test_steps_are_those_of_a_loop_over_numbers(shape, betas, eps):
     assert_close(trained(DampedAdam, steps, lr=0.01, betas=betas, eps=eps), expected, "float64")
 
 
-@pytest.mark.parametrize("shape", [(), (5,), (4, 1)])
-def test_vectors_and_outputs_with_a_single_weight_take_the_steps_of_adam(shape):
-    steps = gradients(shape)
-    ours, theirs = (trained(of, steps, lr=0.01, weight_decay=0.0) for of in (DampedAdam, torch.optim.Adam))
-    assert_close(ours, theirs, "float64")
-
-
 def test_inputs_that_say_nothing_are_learnt_more_slowly_than_by_adam():
     """Few positives, many inputs, one of which matters: the share of the score that is noise."""
     generator = torch.Generator().manual_seed(0)
@@ -123,6 +116,8 @@ def test_groups_closures_frozen_weights_and_rates_in_tensors():
         ({"betas": (1.0, 0.9)}, "betas"),
         ({"eps": -1e-8}, "eps"),
         ({"weight_decay": -0.1}, "weight_decay"),
+        ({"weight_decay": torch.tensor(math.nan)}, "weight_decay"),
+        *(({"lr": rate}, "lr") for rate in (torch.tensor(-0.1), torch.tensor([0.1]))),
     ],
 )
 @pytest.mark.parametrize("in_group", [False, True])
@@ -150,9 +145,8 @@ def trained_together(make, steps=20, dtype=torch.float64):
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.3}, {"maximize": True}, {"betas": (0.5, 0.0)}])
 def test_parameters_move_together_as_one_by_one(options):
     expected = trained_together(lambda p: DampedAdam(p, lr=0.01, foreach=False, **options))
-    for found, one in zip(
-        trained_together(lambda p: DampedAdam(p, lr=0.01, foreach=True, **options)), expected, strict=True
-    ):
+    together = trained_together(lambda p: DampedAdam(p, lr=0.01, foreach=True, **options))
+    for found, one in zip(together, expected, strict=True):
         assert torch.equal(found, one)
     of_device = trained_together(lambda p: DampedAdam(p, lr=torch.tensor(0.01), capturable=True, **options))
     for found, one in zip(of_device, expected, strict=True):  # the counts of steps are float32 there
@@ -176,10 +170,8 @@ def test_weights_decay_as_those_of_adamw():
 @pytest.mark.parametrize("other", [torch.optim.Adam, torch.optim.AdamW])
 def test_states_are_exchanged_with_torch(other):
     weight = nn.Parameter(torch.ones(1, 1))  # an output with one weight moves as by Adam
-    ours, theirs = (
-        DampedAdam([weight], lr=0.01, weight_decay=0.0),
-        other([weight], lr=0.02, betas=(0.8, 0.9), weight_decay=0.0),
-    )
+    ours = DampedAdam([weight], lr=0.01, weight_decay=0.0)
+    theirs = other([weight], lr=0.02, betas=(0.8, 0.9), weight_decay=0.0)
     moved = []
     for first, second in ((ours, theirs), (theirs, ours)):
         for optimizer in (first, second):
@@ -202,11 +194,17 @@ def test_a_state_that_means_something_else_is_refused(other, options):
         DampedAdam([weight]).load_state_dict(saved)
 
 
-def test_the_decay_of_a_state_of_adamw_is_taken():
+def test_the_decay_of_a_state_is_taken_and_none_where_it_names_none():
     weight = nn.Parameter(torch.ones(1))
-    optimizer = DampedAdam([weight])
-    optimizer.load_state_dict(torch.optim.AdamW([weight], lr=0.1, weight_decay=0.25).state_dict())
+    optimizer, saved = DampedAdam([weight]), torch.optim.AdamW([weight], lr=0.1, weight_decay=0.25).state_dict()
+    optimizer.load_state_dict(saved)
     assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (0.1, 0.25)
+    adam = torch.optim.Adam([weight])
+    adam.load_state_dict(DampedAdam([weight]).state_dict())
+    assert adam.param_groups[0]["decoupled_weight_decay"]
+    del saved["param_groups"][0]["weight_decay"]
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["weight_decay"] == 0.0
 
 
 @pytest.mark.slow
@@ -221,8 +219,10 @@ def test_a_compiled_step_is_the_same():
         assert_close(found, one, "float32")
 
 
-def test_sparse_gradients_are_refused():
-    table = nn.Embedding(4, 2, sparse=True)
+def test_sparse_and_complex_gradients_are_refused():
+    table, turn = nn.Embedding(4, 2, sparse=True), nn.Linear(1, 2, dtype=torch.cfloat)
     table(torch.tensor([1])).sum().backward()
-    with pytest.raises(ArgumentError, match="dense gradients: build the embedding with `sparse=False`"):
-        DampedAdam(table.parameters()).step()
+    turn(torch.ones(1, 1, dtype=torch.cfloat)).abs().sum().backward()
+    for layer, remedy in ((table, "embeddings with `sparse=False`"), (turn, "`view_as_complex` of real weights")):
+        with pytest.raises(ArgumentError, match=f"takes real, dense gradients: use {remedy}"):
+            DampedAdam(layer.parameters()).step()
