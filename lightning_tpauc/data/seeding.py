@@ -189,6 +189,7 @@ class ItemReader:
 
     Seeding a generator takes longer than reading a row of a table. So only those are seeded from which an item has
     drawn. If another one has moved during a batch, the batch is read again, and from then on it is seeded as well.
+    A draw that leaves no trace, as within ``torch.random.fork_rng``, goes unnoticed.
     """
 
     def __init__(self, seed: int) -> None:
