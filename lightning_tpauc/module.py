@@ -29,7 +29,7 @@ from lightning_tpauc.scoring.forward import ScoringModel, call_model, in_known_o
 from lightning_tpauc.scoring.labels import check_label_settings, inputs_to_predict, known_layout
 from lightning_tpauc.training import checkpoint as saved_training
 from lightning_tpauc.training.guards import warn_of_activation
-from lightning_tpauc.training.optimizer import LinearWarmup, keep_monitors, make_optimizer, step_schedulers, warms_up
+from lightning_tpauc.training.optimizer import QuadraticWarmup, keep_monitors, make_optimizer, step_schedulers
 from lightning_tpauc.training.stages import needed_callbacks
 from lightning_tpauc.training.state import Phase, TrainingState
 
@@ -64,10 +64,11 @@ class TPAUCModule(ScoringModel):
             0.002) and weight decay 0.1.
         lr_scheduler: maps the optimizer to a scheduler. It drives the learning rate and, by the same factor, the
             algorithm's own step sizes. A ``ReduceLROnPlateau`` follows ``val/tpauc``, or what its ``monitor`` names.
-            Without one the rate grows over the first steps (``warmup``) and then stays.
+            Without one both grow over the first steps (``warmup``) and then stay.
         lr_scheduler_interval: whether the scheduler steps after every ``"step"`` or every ``"epoch"``.
-        warmup: share of the run in which the learning rate grows linearly to that of the optimizer, at most 4 epochs;
-            only where neither ``lr_scheduler`` nor a class mixed in makes a schedule. 0 for none.
+        warmup: share of the run in which the learning rate grows to that of the optimizer, as the square of the steps,
+            at most 20 epochs; only where neither ``lr_scheduler`` nor a class mixed in makes a schedule. ``None``: 0.1,
+            and for STACO up to 0.3, in runs of 500 steps and more.
         score_activation: ``"sigmoid"`` feeds probabilities to the algorithm, as the paper does for deep models;
             ``"identity"`` feeds raw scores. Metrics rank the raw scores either way.
         gradient_clip_val: bound on the norm of the loss gradient. What methods with stages add to it, a pull to the
@@ -120,7 +121,7 @@ class TPAUCModule(ScoringModel):
         lr_scheduler: LRSchedulerCallable | None = None,
         *,
         lr_scheduler_interval: Literal["epoch", "step"] = "epoch",
-        warmup: float = 0.1,
+        warmup: float | None = None,
         score_activation: Literal["identity", "sigmoid"] = "identity",
         gradient_clip_val: float | None = None,
         chunk_size: int | None = None,
@@ -172,7 +173,7 @@ class TPAUCModule(ScoringModel):
             "scheduler_factory": lr_scheduler,
             "score_activation": score_activation,
             "training_state": TrainingState(),
-            "warmup": require_range("warmup", warmup, 0.0, 1.0),
+            "warmup": None if warmup is None else require_range("warmup", warmup, 0.0, 1.0),
             "_inherits_forward": backbone is None and _mixed_in(self, "forward") is not None,
             "_reported": Report(rectangles, log_objective, metrics),
             **({"backbone": backbone} if backbone is not None else {}),
@@ -426,16 +427,14 @@ class TPAUCModule(ScoringModel):
         scheduler: Any = None
         if self.scheduler_factory is not None:
             scheduler = {"scheduler": self.scheduler_factory(optimizer), "interval": self.lr_scheduler_interval}
-        elif self.warmup > 0 and self._trainer is not None and self.algorithm.sampling != "full":
-            scheduler = {"scheduler": LinearWarmup(optimizer), "interval": "step"}
+        elif self.warmup != 0 and self._trainer is not None:
+            scheduler = {"scheduler": QuadraticWarmup(optimizer), "interval": "step"}
         # the rate from before the scheduler, which may have changed it by now; of a cycle, its top
         self.base_lr = (number, optimizer.param_groups[number].get("max_lr", rates[number]))
         return keep_monitors({"optimizer": optimizer, **({} if scheduler is None else {"lr_scheduler": scheduler})})
 
     def _step_scale(self, optimizer: LightningOptimizer) -> float:
         """The current learning rate divided by the one before any schedule; the algorithm's step sizes follow it."""
-        if warms_up(self.trainer):  # the warm-up slows the weights alone
-            return 1.0
         number, base = self.base_lr
         group = optimizer.param_groups[number]
         if base is None:  # another class made the scheduler; OneCycleLR calls a part of the rate "initial"

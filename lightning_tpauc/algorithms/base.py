@@ -106,6 +106,8 @@ class Algorithm(ABC):
 
     #: Learning rate of DampedAdam where the user gives no optimizer; see benchmarks/defaults.py.
     default_lr: ClassVar[float] = 0.01
+    #: Share of the run in which the learning rate grows where the user says nothing, and the run is no short one.
+    default_warmup: ClassVar[float] = 0.1
     #: What the weights continue from after a stage; the next anchor is the stage's average either way.
     stage_iterate: ClassVar[Literal["average", "last"]] = "average"
     #: Whether the algorithm wants raw scores even where the model's ``score_activation`` is a sigmoid.

@@ -111,6 +111,7 @@ class FullBatch(PairwiseAlgorithm):
     """
 
     sampling = "full"
+    default_warmup = 0.0
 
     def __init__(
         self,

@@ -356,6 +356,8 @@ class STACO(PairwiseAlgorithm):
 
     #: The dual variables follow the rectangle.
     can_shrink_rectangle = True
+    #: Few or wrong positives are memorised later; elsewhere it costs nothing, since the rectangle shrinks that long.
+    default_warmup = 0.3
     takes_tasks = True
     #: Where the dual variables may come from, by what ``duals`` calls it.
     kinds_of_duals: ClassVar[dict[str, type[PerPositiveDuals]]] = {

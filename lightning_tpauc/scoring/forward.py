@@ -34,7 +34,7 @@ class ScoringModel(LightningModule):
     chunk_size: int | None
     num_positives: int | list[int] | None
     init_from: str | None
-    warmup: float
+    warmup: float | None
     #: Which parameter group leads the algorithm's step sizes, and its learning rate before any schedule.
     base_lr: tuple[int, float | None] = (0, None)
     #: What the inputs in training consist of; ``None`` before data or a checkpoint tell.

@@ -202,27 +202,30 @@ def restore_dtypes(optimizer: Optimizer, states: list[dict[str, Any]] | None) ->
 
 # ---------------------------------------------------------------- the warm-up
 
-#: A warm-up takes at most this many epochs, and this many steps in a run without an end.
-_MOST_WARMUP_EPOCHS, _WARMUP_WITHOUT_END = 4, 100
+#: Shares of a run are at most this many epochs, since early stopping may end it long before its nominal length.
+_MOST_EPOCHS = 20
+#: Of a run that has neither an end nor epochs, shares are those of this many steps.
+_STEPS_WITHOUT_END = 2000
 
 
-class LinearWarmup(LRScheduler):
-    """Lets the learning rate grow linearly to the optimizer's own over the first steps, then leaves it alone.
+class QuadraticWarmup(LRScheduler):
+    """Lets the learning rate grow with the square of the steps up to the optimizer's own, then leaves it alone.
 
-    If positives are few, a network that begins at the full rate has its best validation after a few steps.
+    If positives are few or some labels wrong, a network that begins at the full rate has its best validation after a
+    few steps, and a worse one than slow steps reach.
 
     The number of steps is known only when there are data. Until :meth:`begin` is called with it, nothing changes.
 
     Example:
         >>> optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-        >>> warmup, rates = LinearWarmup(optimizer), []
+        >>> warmup, rates = QuadraticWarmup(optimizer), []
         >>> warmup.begin(steps=4)
         >>> for _ in range(6):
         ...     rates.append(optimizer.param_groups[0]["lr"])
         ...     optimizer.step()
         ...     warmup.step()
         >>> rates
-        [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+        [0.0625, 0.25, 0.5625, 1.0, 1.0, 1.0]
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -239,36 +242,33 @@ class LinearWarmup(LRScheduler):
             else:
                 group["lr"] = rate
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the full rate is reached; after that the rate belongs to the optimizer, or to whoever changes it."""
-        return self.last_epoch >= self.steps - 1
-
     def get_lr(self) -> list[float | Tensor]:
         """The rate of each parameter group in the next step."""
-        if self.last_epoch >= self.steps:
+        if self.last_epoch >= self.steps:  # now the rate belongs to whoever changes it
             return [group["lr"] for group in self.optimizer.param_groups]
-        return [rate * ((self.last_epoch + 1) / self.steps) for rate in self.base_lrs]
+        return [rate * ((self.last_epoch + 1) / self.steps) ** 2 for rate in self.base_lrs]
 
 
-def begin_warmup(trainer: Trainer, share: float) -> None:
-    """Begin the :class:`LinearWarmup` of a training, if it has one; it takes this share of the run."""
-    for config in _configs(trainer, LinearWarmup):
-        config.scheduler.begin(steps_of_share(trainer, share, _MOST_WARMUP_EPOCHS, _WARMUP_WITHOUT_END))
+def begin_warmup(trainer: Trainer, share: float | None, default: float) -> None:
+    """Begin the :class:`QuadraticWarmup` of a training, if it has one; it takes this share of the run, or the default.
+
+    A short run needs its steps: below 500 steps, the default is smaller in proportion, down to a tenth.
+    """
+    if share is None:
+        share = min(default, max(0.1, default * _steps(trainer) / 500))
+    for config in _configs(trainer, QuadraticWarmup):
+        config.scheduler.begin(steps_of_share(trainer, share))
 
 
-def warms_up(trainer: Trainer) -> bool:
-    """Whether a :class:`LinearWarmup` still keeps the learning rate below the optimizer's own."""
-    return any(not config.scheduler.is_over for config in _configs(trainer, LinearWarmup))
+def steps_of_share(trainer: Trainer, share: float) -> int:
+    """Number of optimizer steps in a share of the run, at most 20 epochs; the same on every rank, at least 1."""
+    length = min(share * _steps(trainer), _MOST_EPOCHS * float(trainer.num_training_batches))
+    return max(1, int(length if math.isfinite(length) else share * _STEPS_WITHOUT_END))
 
 
-def steps_of_share(trainer: Trainer, share: float, most_epochs: int, without_end: int) -> int:
-    """Number of optimizer steps in a share of the run, at most so many epochs; the same on every rank, at least 1."""
+def _steps(trainer: Trainer) -> float:
     total = float(trainer.estimated_stepping_batches)
-    if total < 0:  # Lightning returns -1 if epochs have no length, even if their number is bounded
-        total = math.inf
-    length = min(share * total, most_epochs * float(trainer.num_training_batches))
-    return max(1, int(length)) if math.isfinite(length) else without_end
+    return math.inf if total < 0 else total  # -1: epochs have no length, even if their number is bounded
 
 
 # ---------------------------------------------------------------- other schedulers

@@ -34,10 +34,6 @@ from lightning_tpauc.training.optimizer import steps_of_share
 
 #: Share of the run in which the rectangle shrinks. The rest of the run trains on the rectangle that was asked for.
 _SHARE = 0.5
-#: The shrinking takes at most this many epochs, since early stopping may end a run long before its nominal length.
-_MAX_EPOCHS = 20
-#: Number of steps of the shrinking if the run has neither an end nor epochs.
-_WITHOUT_END = 1000
 #: A forward pass before a move takes at most so many batches.
 _MOST_BATCHES = 16
 #: Number of moves of the shrinking.
@@ -354,7 +350,7 @@ class RectangleSchedule:
 
 def shrinking_steps(trainer: Trainer) -> int:
     """Length of the shrinking, in steps: half of the run, at most 20 epochs."""
-    return steps_of_share(trainer, _SHARE, _MAX_EPOCHS, _WITHOUT_END)
+    return steps_of_share(trainer, _SHARE)
 
 
 def shrinking_progress(trainer: Trainer, batches_seen: int, steps: int) -> float:

@@ -333,7 +333,7 @@ class StageCallback(Callback):
     def _start(self, trainer: Trainer, module: ScoringModel) -> None:
         state, algorithm = module.training_state, module.algorithm
         # not earlier: counting the batches is a collective, and only now all ranks are known to take part
-        begin_warmup(trainer, module.warmup)
+        begin_warmup(trainer, module.warmup, algorithm.default_warmup)
         if state.rectangle_schedule is not None:
             algorithm.tightness = 0.0  # the unit square
         scores = rectangle.score_training_set(module) if algorithm.needs_scores("start") else None

@@ -51,12 +51,21 @@ def rates_of(optimizer=None, algorithm=None, num_batches=40, module=TPAUCModule,
         ({"max_epochs": -1, "max_steps": 60}, 6),
         ({"max_epochs": 2, "max_steps": 30}, 3),
         ({"max_epochs": 1, "limit_train_batches": 20}, 2),
+        ({"max_epochs": -1, "max_steps": 300}, 54),
+        ({"max_epochs": -1, "max_steps": 600}, 180),
+        ({"max_epochs": 300, "limit_train_batches": 2}, 40),
     ],
 )
-def test_it_lasts_a_tenth_of_the_run(trainer, steps):
+def test_it_lasts_a_tenth_of_a_short_run_up_to_three_of_a_long_one_and_at_most_20_epochs(trainer, steps):
     seen = rates_of(sgd(1.0), trainer=trainer)
-    expected = [min(1.0, k / steps) for k in range(1, len(seen.rates) + 1)]
+    expected = [min(1.0, k / steps) ** 2 for k in range(1, len(seen.rates) + 1)]
     assert seen.rates == expected
+
+
+@pytest.mark.parametrize(("share", "steps"), [({}, 4), ({"warmup": 0.5}, 20)])
+def test_other_methods_have_a_tenth_unless_told_otherwise(share, steps):
+    seen = rates_of(sgd(1.0), CrossEntropy(), **share)
+    assert seen.rates == [min(1.0, k / steps) ** 2 for k in range(1, 41)]
 
 
 def test_a_stream_has_one_too():
@@ -73,14 +82,14 @@ def test_a_stream_has_one_too():
     module = TPAUCModule(LinearScore(), CrossEntropy(), sgd(1.0), num_positives=NUM_POS)
     trainer = make_trainer(callbacks=[seen, paper_stages(), Stop()], max_epochs=3)
     trainer.fit(module, torch.utils.data.DataLoader(Endless(), batch_size=None))
-    assert seen.rates == [min(1.0, k / 100) for k in range(1, 121)]
+    assert seen.rates == [(k / 200) ** 2 for k in range(1, 121)]
 
 
 # ---------------------------------------------------------------- where there is none, and what it scales
 
 
-def test_the_weights_warm_up_alone():
-    """The dual variables' steps are full ones, unless somebody lowers the rate later on."""
+def test_the_algorithms_step_sizes_follow_the_rate():
+    """While it grows, and where somebody lowers it later on."""
 
     class Lower(Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
@@ -88,8 +97,8 @@ def test_the_weights_warm_up_alone():
                 trainer.optimizers[0].param_groups[0]["lr"] = 0.25
 
     seen = rates_of(sgd(1.0), callbacks=[Lower()])
-    assert seen.rates == [0.25, 0.5, 0.75, *[1.0] * 17, *[0.25] * 20]
-    assert seen.scales == [*[1.0] * 20, *[0.25] * 20]
+    assert seen.rates == [0.0625, 0.25, 0.5625, *[1.0] * 17, *[0.25] * 20]
+    assert seen.scales == seen.rates
 
 
 @pytest.mark.parametrize("warmup", [0, 0.0])
@@ -123,7 +132,7 @@ def test_a_second_training_warms_up_again():
     for _ in range(2):
         seen = Rates()
         make_trainer(callbacks=[seen]).fit(module, loader(make_batches(40)[0]))
-        assert seen.rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+        assert seen.rates[:5] == [0.0625, 0.25, 0.5625, 1.0, 1.0]
 
 
 # ---------------------------------------------------------------- the optimizer of whoever chose none
