@@ -12,6 +12,7 @@ gives. Each training is written to a file once it is over, so that a run that is
 
     python -m benchmarks.regimes --file regimes.jsonl --seeds 5
     python -m benchmarks.regimes --file regimes.jsonl --seeds 5 --sets "decoys*;letter ?" --methods "PAUCI;SOTA-s"
+    python -m benchmarks.regimes --file s --seeds 1 --sets "letter ?" --steps 150 --methods "STACO;STACO, long warm-up"
     python -m benchmarks.regimes --file regimes.jsonl --only-table 1 --pack benchmarks/results/regimes.csv.gz
     python -m benchmarks.regimes --file benchmarks/results/regimes.csv.gz --only-table 1 --plot docs/images/regimes.png
 """
@@ -210,13 +211,13 @@ class Variant(NamedTuple):
         loss: cross-entropy, balanced cross-entropy, focal loss (gamma 2) or logit adjustment.
         rate: the learning rate.
         damping: 1 is Adam, 3 is `DampedAdam`.
-        decay: decoupled weight decay of the matrices.
+        ours: with the weight decay and the warm-up that the package has by default, as `compare` trains cross-entropy.
     """
 
     loss: str
     rate: float
     damping: float = 1.0
-    decay: float = 0.0
+    ours: bool = False
 
 
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1)
@@ -224,16 +225,17 @@ VARIANTS = [
     *(Variant(loss, rate) for loss in ("cross-entropy", "balanced") for rate in RATES),
     *(Variant(loss, rate, 3.0) for loss in ("cross-entropy", "balanced") for rate in RATES[1:4]),
     *(Variant(loss, rate) for loss in ("focal", "logit adjustment") for rate in RATES[1:4]),
-    *(Variant(loss, rate, 3.0, 0.1) for loss in ("cross-entropy", "balanced") for rate in RATES[2:4]),
+    *(Variant(loss, rate, 3.0, ours=True) for loss in ("cross-entropy", "balanced") for rate in RATES[2:4]),
 ]
-#: Those that are the tuned cross-entropies: plain and balanced, at all rates of both optimizers, without decay.
+#: Those that are the tuned cross-entropies: plain and balanced, at all rates of both optimizers, without what is ours.
 TUNED = 16
 
 
 class Stack:
     """Networks of the same layers, trained side by side, each with its loss and rate; and the average of each.
 
-    Adam, a warm-up over a tenth of the steps, and an average that weighs step k by about k^8, as the package has them.
+    Adam, a linear warm-up over a tenth of the steps, and an average that weighs step k by about k^8, as the package has
+    it. The package's own settings: matrices decay by 0.1, and the rate grows as the square of the steps.
     """
 
     def __init__(self, model: nn.Sequential, variants: list[Variant], prior: float) -> None:
@@ -244,7 +246,7 @@ class Stack:
         self.average = [w.detach().clone() for w in self.weights]
         self.rates = torch.tensor([v.rate for v in variants])[:, None, None]
         self.damping = torch.tensor([v.damping for v in variants])[:, None, None]
-        self.decay = torch.tensor([v.decay for v in variants])[:, None, None]
+        self.ours = torch.tensor([float(v.ours) for v in variants])[:, None, None]
         self.of_loss = {loss: [k for k, v in enumerate(variants) if v.loss == loss] for loss, *_ in variants}
         self.balanced = torch.tensor([int(v.loss == "balanced") for v in variants])
         self.prior = math.log(prior / (1 - prior))
@@ -279,13 +281,14 @@ class Stack:
                 total = total + entropy.mean(1).sum()
         return total
 
-    def step(self, uniform: Part, balanced: Part, warmup: int) -> None:
-        """One step of all."""
+    def step(self, uniform: Part, balanced: Part, steps: int) -> None:
+        """One step of all, of so many in the run."""
         self.step_number += 1
         inputs = torch.stack([uniform[0], balanced[0]])[self.balanced]
         total = self.losses(self.scores(self.weights, inputs), uniform[1], balanced[1])
         gradients = torch.autograd.grad(total, self.weights)
-        rates = self.rates * min(1.0, self.step_number / warmup)
+        grown = min(1.0, self.step_number / max(1, steps // 10))
+        rates = self.rates * (self.ours * grown**2 + (1 - self.ours) * grown)
         with torch.no_grad():
             first, second = 1 - 0.9**self.step_number, 1 - 0.999**self.step_number
             for k, (w, gradient) in enumerate(zip(self.weights, gradients, strict=True)):
@@ -293,7 +296,7 @@ class Stack:
                 root = self.squares[k].mul_(0.999).addcmul_(gradient, gradient, value=0.001).sqrt()
                 if k % 2 == 0:
                     root = torch.minimum(root.amax(2, keepdim=True), root * self.damping)
-                    w.mul_(1 - rates * self.decay)
+                    w.mul_(1 - rates * 0.1 * self.ours)
                 w.sub_(rates * (mean / first) / (root / second**0.5 + 1e-8))
                 self.average[k].lerp_(w, 9.0 / (self.step_number + 8.0))
 
@@ -322,7 +325,7 @@ def train_baselines(name: str, seed: int) -> tuple[list[dict[str, Any]], dict[st
     best: dict[tuple[int, bool], tuple[tuple[float, float], int, list[Tensor]]] = {}
     start = time.process_time()
     for number, (uniform, balanced) in enumerate(batches(y, seed), 1):
-        stack.step((x[uniform], y[uniform]), (x[balanced], y[balanced]), max(1, problem.steps // 10))
+        stack.step((x[uniform], y[uniform]), (x[balanced], y[balanced]), problem.steps)
         if number % between == 0:
             for averaged, weights in ((False, stack.weights), (True, stack.average)):
                 for k, scores in enumerate(all_scores(weights, val_x)):
@@ -339,7 +342,7 @@ def train_baselines(name: str, seed: int) -> tuple[list[dict[str, Any]], dict[st
             [torch.cat(parts) for parts in zip(*(weights for *_, weights in found), strict=True)], test_x
         )
         for variant, (areas, step, _), scores in zip(VARIANTS, found, tested, strict=True):
-            method = variant.loss + (", decay" if variant.decay else "") + (", averaged" if averaged else "")
+            method = variant.loss + (", ours" if variant.ours else "") + (", averaged" if averaged else "")
             rate = f"{variant.rate:g}{' damped' if variant.damping > 1 else ''}"
             records.append(record(name, seed, method, rate, areas, step, scores, test_y, seconds))
     chosen = max(range(TUNED), key=lambda k: best[k, True][0])
@@ -386,9 +389,13 @@ def record(
 
 METHODS: dict[str, tuple[Callable[..., Algorithm], tuple[float, ...], Mapping[str, Any]]] = {
     "STACO": (STACO, (1.0,), {}),
-    "STACO, no decay": (STACO, (1.0,), {}),
+    "STACO, short warm-up": (STACO, (1.0,), {}),
+    "STACO, short warm-up, no decay": (STACO, (1.0,), {}),
+    "STACO, long warm-up": (STACO, (1.0,), {"warmup": 0.3}),
     "PAUCI": (PAUCI, (0.316, 1.0, 3.16), {"score_activation": "sigmoid"}),
     "SOTA-s": (SOTAs, (0.316, 1.0, 3.16), {}),
+    "PAUCI, unbiased": (partial(PAUCI, width=0.1), (0.316, 1.0, 3.16), {"score_activation": "sigmoid"}),
+    "SOTA-s, SCENT": (partial(SOTAs, alpha=math.exp(-4)), (0.316, 1.0, 3.16), {}),
 }
 
 
@@ -406,6 +413,25 @@ class Looks(Callback):
             self.best, self.step = areas, trainer.global_step
 
 
+class ShortWarmup(DampedAdam):
+    """DampedAdam whose rate grows linearly over its first steps, which a method's own step sizes do not follow."""
+
+    def __init__(self, params: Any, warmup: int, **kwargs: Any) -> None:
+        super().__init__(params, **kwargs)
+        self.warmup, self.count = warmup, 0
+
+    def step(self, closure: Any = None) -> Any:
+        """One step."""
+        self.count += 1
+        rates = [group["lr"] for group in self.param_groups]
+        for group in self.param_groups:
+            group["lr"] *= min(1.0, self.count / self.warmup)
+        loss = super().step(closure)
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            group["lr"] = rate
+        return loss
+
+
 def train_method(name: str, seed: int, method: str, factor: float) -> dict[str, Any]:
     """One training with the package, at the default rate times ``factor``."""
     make, _, options = METHODS[method]
@@ -413,8 +439,12 @@ def train_method(name: str, seed: int, method: str, factor: float) -> dict[str, 
     data = PosNegDataModule(train, val_dataset=val, seed=seed, batch_size=4096)
     algorithm = make(*problem.rectangle)
     rate = algorithm.default_lr * factor
-    optimizer = partial(DampedAdam, lr=rate, weight_decay=0.0 if method.endswith("no decay") else 0.1)
-    module = TPAUCModule(network(name, seed), algorithm, optimizer, **options)
+    settings: dict[str, Any] = {"lr": rate, "weight_decay": 0.0 if "no decay" in method else 0.1}
+    if method in ("STACO", "STACO, long warm-up"):
+        module = TPAUCModule(network(name, seed), algorithm, partial(DampedAdam, **settings), **options)
+    else:
+        optimizer = partial(ShortWarmup, warmup=problem.steps // 10, **settings)
+        module = TPAUCModule(network(name, seed), algorithm, optimizer, warmup=0.0, **options)
     looks, start = Looks(), time.process_time()
     between = problem.steps // LOOKS
     trainer = bare_trainer(
@@ -498,6 +528,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "the same, (.3, .05)": tuple(f"letter {c}, wrong labels, TPR .3" for c in "BEHKRS"),
     f"all {len(PROBLEMS)} problems": tuple(PROBLEMS),
 }
+OURS = ("cross-entropy, ours, averaged", "balanced, ours, averaged")
 #: What each column chooses among, by validation.
 SHOWN: dict[str, tuple[str, ...]] = {
     "cross-entropy": ("cross-entropy",),
@@ -506,12 +537,14 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "balanced": ("balanced",),
     "plain or balanced": ("cross-entropy", "balanced"),
     "averaged": ("cross-entropy, averaged", "balanced, averaged"),
-    "averaged, decay": ("cross-entropy, decay, averaged", "balanced, decay, averaged"),
-    "PAUCI": ("PAUCI",),
-    "SOTA-s": ("SOTA-s",),
-    "STACO": ("STACO",),
-    "STACO, no decay": ("STACO, no decay",),
+    "averaged, ours": OURS,
+    "averaged, or STACO": ("cross-entropy, averaged", "balanced, averaged", "STACO"),
+    "averaged, ours, or STACO": (*OURS, "STACO"),
+    **{method: (method,) for method in METHODS},
 }
+USED = ("cross-entropy", "focal", "logit adj.", "balanced", "averaged", "averaged, ours")
+PUBLISHED = ("PAUCI", "PAUCI, unbiased", "SOTA-s", "SOTA-s, SCENT")
+FORMER = ("short warm-up", "short warm-up, no decay", "long warm-up")
 STORED = ["problem", "seed", "method", "rate", "step", "val", "val_auroc", "test", "tpr"]
 
 
@@ -559,33 +592,58 @@ def difference(
     return fmean(values), fmean(values) - half, fmean(values) + half, len(values), count
 
 
-def print_tables(records: list[dict[str, Any]]) -> None:
-    """Means of test TPAUC, and STACO's differences."""
-    found = chosen(records)
-    columns = [column for column in SHOWN if any(key[1] == column for key in found)]
-    means_of = [column for column in columns if column != "plain or balanced"]
-    print(f"| test TPAUC, means | {' | '.join(means_of)} | seeds |")
-    print(f"|---|{'---|' * (len(means_of) + 1)}")
-    for title, names in GROUPS.items():
+def print_rows(heads: list[str], rows: list[list[str]]) -> None:
+    """A table, if it has rows."""
+    for cells in ([], heads, ["---"] * len(heads), *rows) if rows else ():
+        print(f"| {' | '.join(cells)} |" if cells else "")
+
+
+def print_means(found: Mapping[tuple[str, str], Mapping[int, Chosen]], columns: tuple[str, ...], title: str) -> None:
+    """Means of test TPAUC, over the seeds that all columns of a row have."""
+    rows = []
+    for group, names in GROUPS.items():
+        seeds = {name: set.intersection(*(set(found.get((name, column), ())) for column in columns)) for name in names}
+        if count := min(map(len, seeds.values())):
+            means = (fmean(fmean(found[n, c][seed].test for seed in seeds[n]) for n in names) for c in columns)
+            rows.append([group, *(f"{mean:.3f}" for mean in means), str(count)])
+    print_rows([title, *columns, "seeds"], rows)
+
+
+def print_differences(
+    found: Mapping[tuple[str, str], Mapping[int, Chosen]], pairs: Mapping[str, tuple[str, str, str]], title: str
+) -> None:
+    """Mean differences with intervals: of each column of the table, two columns of :data:`SHOWN` and a field."""
+    known = {column for _, column in found}
+    pairs = {head: pair for head, pair in pairs.items() if known.issuperset(pair[:2])}
+    rows = []
+    for group, names in GROUPS.items():
         cells = []
-        for column in means_of:
-            means = [fmean(c.test for c in found[name, column].values()) for name in names if (name, column) in found]
-            cells.append(f"{fmean(means):.3f}" if len(means) == len(names) else "")
-        if seeds := min((len(found.get((name, "STACO"), ())) for name in names), default=0):
-            print(f"| {title} | {' | '.join(cells)} | {seeds} |")
-    others = [(column, "test") for column in columns if column not in ("balanced", "STACO")]
-    others += [(column, "val") for column in ("averaged", "STACO, no decay")]
-    heads = [column + ", on validation" * (field == "val") for column, field in others]
-    print(f"\n| STACO less ... | {' | '.join(heads)} |")
-    print(f"|---|{'---|' * len(others)}")
-    for title, names in GROUPS.items():
-        cells = []
-        for column, field in others:
-            mean, low, high, *_ = difference(found, names, "STACO", column, field)
-            known = all((name, column) in found and (name, "STACO") in found for name in names)
-            cells.append(f"{mean:+.3f} ({low:+.3f} to {high:+.3f})" if known else "")
+        for ours, theirs, field in pairs.values():
+            mean, low, high, *_ = difference(found, names, ours, theirs, field)
+            full = all((name, column) in found for name in names for column in (ours, theirs))
+            cells.append(f"{mean:+.3f} ({low:+.3f} to {high:+.3f})" if full else "")
         if any(cells):
-            print(f"| {title} | {' | '.join(cells)} |")
+            rows.append([group, *cells])
+    print_rows([title, *pairs], rows)
+
+
+def print_tables(records: list[dict[str, Any]]) -> None:
+    """STACO beside what people use, beside what was published, beside its own former defaults, and as a candidate."""
+    found = chosen(records)
+    print_means(found, (*USED, "STACO"), "test TPAUC, means")
+    others = ("cross-entropy", "focal", "logit adj.", "plain or balanced", "averaged", "averaged, ours")
+    pairs = {column: ("STACO", column, "test") for column in others}
+    print_differences(found, {**pairs, "averaged, on validation": ("STACO", "averaged", "val")}, "STACO less ...")
+    print_means(found, (*PUBLISHED, "STACO"), "test TPAUC of published methods, means")
+    print_differences(found, {column: ("STACO", column, "test") for column in PUBLISHED}, "STACO less ...")
+    former = {
+        f"{column}, {data}": ("STACO", f"STACO, {column}", field)
+        for field, data in (("val", "validation"), ("test", "test"))
+        for column in FORMER
+    }
+    print_differences(found, former, "STACO less STACO with ...")
+    beside = {column: (f"{column}, or STACO", column, "test") for column in ("averaged", "averaged, ours")}
+    print_differences(found, beside, "STACO or ..., less ... alone")
 
 
 def print_diagnostic(records: list[dict[str, Any]]) -> None:
@@ -595,22 +653,67 @@ def print_diagnostic(records: list[dict[str, Any]]) -> None:
     """
     found = chosen(records)
     units: dict[str, list[tuple[float, bool, float]]] = defaultdict(list)
-    for (name, column), seeds in found.items():
-        for seed, ours in seeds.items() if column == "STACO" else ():
+    for name, seeds in [(name, seeds) for (name, column), seeds in found.items() if column == "STACO"]:
+        for seed, ours in seeds.items():
             if theirs := found[name, "cross-entropy"].get(seed):
                 families = (own for own in ("decoys", "linear", "wrong", "letter") if own in name)
                 holds = theirs.val_auroc > 0.95 and theirs.val < 0.95
                 units[next(families, "adult, ijcnn1")].append((1 - theirs.val, holds, ours.test - theirs.test))
     units["all but wrong labels"] = [unit for family, own in units.items() if family != "wrong" for unit in own]
-    print(
-        "\n| STACO less cross-entropy | trainings | the rule holds | mean, share ahead there | elsewhere | Spearman |"
-    )
-    print("|---|---|---|---|---|---|")
+    rows = []
     for family, own in units.items():
         sides = [[gain for _, holds, gain in own if holds == wanted] for wanted in (True, False)]
         cells = [f"{fmean(side):+.3f}, {fmean(x > 0 for x in side):.0%}" if side else "" for side in sides]
-        rank = stats.spearmanr([lost for lost, *_ in own], [gain for *_, gain in own]).statistic
-        print(f"| {family} | {len(own)} | {len(sides[0])} | {cells[0]} | {cells[1]} | {rank:.2f} |")
+        if len(own) > 2:
+            rank = stats.spearmanr([lost for lost, *_ in own], [gain for *_, gain in own]).statistic
+            rows.append([family, str(len(own)), str(len(sides[0])), *cells, f"{rank:.2f}"])
+    heads = (
+        "STACO less cross-entropy",
+        "trainings",
+        "the rule holds",
+        "mean, share ahead there",
+        "elsewhere",
+        "Spearman",
+    )
+    print_rows([*heads], rows)
+
+
+def print_repeats(records: list[dict[str, Any]]) -> None:
+    """How much of STACO's gain belongs to the problem, and how much to the seed? It bounds what a diagnostic can tell.
+
+    The first rank correlation is that of a seed's gain on test data with the mean gain of the other seeds of the same
+    problem, as if the problem had been tried four times before. The second is that with the gain that the same two
+    trainings show on validation data.
+    """
+    found = chosen(records)
+
+    def gains(name: str, column: str, field: str) -> list[float]:
+        pairs = ((own, found[name, column][seed]) for seed, own in sorted(found[name, "STACO"].items()))
+        return [getattr(own, field) - getattr(other, field) for own, other in pairs]
+
+    right = tuple(name for name in PROBLEMS if "wrong" not in name)
+    groups = {"all but wrong labels": right, "letters, network": GROUPS["26 letters, network"]}
+    rows = []
+    for column, (title, group) in itertools.product(("cross-entropy", "logit adj.", "averaged"), groups.items()):
+        names = [name for name in group if (name, column) in found and (name, "STACO") in found]
+        if len(names) < 3:
+            continue
+        test, val = (np.array([gains(name, column, field) for name in names]) for field in ("test", "val"))
+        others = (test.sum(1, keepdims=True) - test) / (test.shape[1] - 1)
+        noise = test.var(1, ddof=1).mean()
+        between = max(0.0, test.mean(1).var(ddof=1) - noise / test.shape[1])
+        ranks = [stats.spearmanr(known.ravel(), test.ravel()).statistic for known in (others, val)]
+        numbers = between**0.5, noise**0.5, *ranks
+        rows.append(
+            [
+                f"{column}, {title}",
+                str(len(names)),
+                *(f"{x:.{digits}f}" for x, digits in zip(numbers, (3, 3, 2, 2), strict=True)),
+            ]
+        )
+    print_rows(
+        ["STACO less", "problems", "SD of the problems", "SD of a training", "other seeds", "own validation"], rows
+    )
 
 
 def draw(records: list[dict[str, Any]], path: Path) -> None:
@@ -655,17 +758,21 @@ def main(args: list[str] | None = None) -> None:
         first_seed=0,
         sets="*",
         methods="baselines;STACO",
+        steps=0,
         only_table=0,
         plot="",
         pack="",
     )
     quiet()
     path, names = Path(own.file), [name for name in PROBLEMS if any(fnmatch(name, one) for one in own.sets.split(";"))]
+    if own.steps:  # shorter runs, into a file of their own
+        PROBLEMS.update({name: problem._replace(steps=own.steps) for name, problem in PROBLEMS.items()})
     if not own.only_table:
         work(path, jobs(range(own.first_seed, own.first_seed + own.seeds), names, own.methods.split(";")))
     records = read(path)
     print_tables(records)
     print_diagnostic(records)
+    print_repeats(records)
     if own.pack:
         table = pd.DataFrame(records)[STORED].sort_values(STORED[:4], kind="stable")
         table.round(5).to_csv(own.pack, index=False, compression={"method": "gzip", "mtime": 0})

@@ -35,6 +35,7 @@ def test_the_page_of_results_shows_the_stored_trainings(capsys):
     path = ROOT / "benchmarks" / "results" / "regimes.csv.gz"
     regimes.print_tables(regimes.read(path))
     regimes.print_diagnostic(regimes.read(path))
+    regimes.print_repeats(regimes.read(path))
     printed, page = capsys.readouterr().out.splitlines(), (ROOT / "docs" / "results.md").read_text().splitlines()
     assert [line for line in printed if line not in page] == []
     runs = pd.read_csv(path).query("method in ['cross-entropy, averaged', 'balanced, averaged']")
@@ -49,7 +50,7 @@ def test_the_page_of_results_shows_the_stored_trainings(capsys):
         regimes.Variant("cross-entropy", 0.01),
         regimes.Variant("balanced", 0.03, damping=3.0),
         regimes.Variant("focal", 0.01),
-        regimes.Variant("logit adjustment", 0.003, damping=3.0, decay=0.1),
+        regimes.Variant("logit adjustment", 0.003, damping=3.0, ours=True),
     ],
     ids=lambda variant: variant.loss,
 )
@@ -59,11 +60,11 @@ def test_a_stack_of_networks_trains_as_each_by_itself(variant):
     net = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.ReLU(), torch.nn.Linear(6, 1))
     stack = regimes.Stack(net, [regimes.Variant("focal", 0.1), variant], 0.3)
     matrices, vectors = ([p for p in net.parameters() if (p.ndim > 1) == wanted] for wanted in (True, False))
-    groups = [{"params": matrices, "weight_decay": variant.decay}, {"params": vectors}]
+    groups = [{"params": matrices, "weight_decay": 0.1 * variant.ours}, {"params": vectors}]
     optimizer = torch.optim.Adam(net.parameters()) if variant.damping == 1 else DampedAdam(groups)
     iterates = []
     for step, (uniform, balanced) in enumerate(islice(regimes.batches(y, 0), 30), 1):
-        stack.step((x[uniform], y[uniform]), (x[balanced], y[balanced]), warmup=5)
+        stack.step((x[uniform], y[uniform]), (x[balanced], y[balanced]), steps=50)
         rows = balanced if variant.loss == "balanced" else uniform
         scores, target = net(x[rows]).squeeze(1), y[rows].float()
         prior = math.log(0.3 / 0.7) if variant.loss == "logit adjustment" else 0.0
@@ -73,7 +74,7 @@ def test_a_stack_of_networks_trains_as_each_by_itself(variant):
             weight = (target - scores.sigmoid()).square()
         losses = torch.nn.functional.binary_cross_entropy_with_logits(scores + prior, target, reduction="none")
         for group in optimizer.param_groups:
-            group["lr"] = variant.rate * min(1, step / 5)
+            group["lr"] = variant.rate * min(1, step / 5) ** (1 + variant.ours)
         optimizer.zero_grad()
         (weight * losses).mean().backward()
         optimizer.step()
