@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Timer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -212,9 +213,8 @@ class QuadraticWarmup(LRScheduler):
     """Lets the learning rate grow with the square of the steps up to the optimizer's own, then leaves it alone.
 
     If positives are few or some labels wrong, a network that begins at the full rate has its best validation after a
-    few steps, and a worse one than slow steps reach.
-
-    The number of steps is known only when there are data. Until :meth:`begin` is called with it, nothing changes.
+    few steps, and a worse one than slow steps reach. The number of steps is known only when there are data. Until
+    :meth:`begin` is called with it, nothing changes.
 
     Example:
         >>> optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
@@ -229,12 +229,12 @@ class QuadraticWarmup(LRScheduler):
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self.steps = 0
+        self.steps, self.share, self.clock = 0, 1.0, 0.0
         super().__init__(optimizer)
 
-    def begin(self, steps: int) -> None:
-        """Set the number of steps of the warm-up, and lower the rates to those of its first step."""
-        self.steps = steps
+    def begin(self, steps: int, share: float = 1.0) -> None:
+        """Set the number of steps, and the share of the run's time; lower the rates to those of the first step."""
+        self.steps, self.share = steps, share
         self._last_lr = self.get_lr()
         for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
             if isinstance(group["lr"], Tensor):
@@ -242,22 +242,25 @@ class QuadraticWarmup(LRScheduler):
             else:
                 group["lr"] = rate
 
+    def follow_clock(self, trainer: Trainer) -> None:
+        """Be as far as the time where ``max_time`` ends the run before its steps; a collective of runs with a limit."""
+        if self.last_epoch + 1 < self.steps and (over := share_of_time(trainer)):
+            self.clock = min(1.0, trainer.strategy.broadcast(over) / self.share)
+            self.steps = self.steps if self.clock < 1.0 else self.last_epoch + 2  # the next step has the full rate
+
     def get_lr(self) -> list[float | Tensor]:
         """The rate of each parameter group in the next step."""
         if self.last_epoch >= self.steps:  # now the rate belongs to whoever changes it
             return [group["lr"] for group in self.optimizer.param_groups]
-        return [rate * ((self.last_epoch + 1) / self.steps) ** 2 for rate in self.base_lrs]
+        return [rate * max((self.last_epoch + 1) / self.steps, self.clock) ** 2 for rate in self.base_lrs]
 
 
 def begin_warmup(trainer: Trainer, share: float | None, default: float) -> None:
-    """Begin the :class:`QuadraticWarmup` of a training, if it has one; it takes this share of the run, or the default.
-
-    A short run needs its steps: below 500 steps, the default is smaller in proportion, down to a tenth.
-    """
-    if share is None:
+    """Begin the :class:`QuadraticWarmup` of a training, if it has one, over this share of the run, or the default."""
+    if share is None:  # a short run needs its steps: below 500, the default is smaller in proportion, down to a tenth
         share = min(default, max(0.1, default * _steps(trainer) / 500))
     for config in _configs(trainer, QuadraticWarmup):
-        config.scheduler.begin(steps_of_share(trainer, share))
+        config.scheduler.begin(steps_of_share(trainer, share), share)
 
 
 def steps_of_share(trainer: Trainer, share: float) -> int:
@@ -269,6 +272,13 @@ def steps_of_share(trainer: Trainer, share: float) -> int:
 def _steps(trainer: Trainer) -> float:
     total = float(trainer.estimated_stepping_batches)
     return math.inf if total < 0 else total  # -1: epochs have no length, even if their number is bounded
+
+
+def share_of_time(trainer: Trainer) -> float:
+    """The share of ``max_time`` that is over; 0 if there is no limit."""
+    timers = [timer for timer in trainer.callbacks if isinstance(timer, Timer)]  # type: ignore[attr-defined]
+    times = [(timer.time_elapsed(), timer.time_remaining()) for timer in timers]
+    return max((elapsed / (elapsed + left) for elapsed, left in times if left is not None), default=0.0)
 
 
 # ---------------------------------------------------------------- other schedulers
@@ -286,6 +296,8 @@ def step_schedulers(trainer: Trainer, batches_seen: int, *, skipped: bool = Fals
         else:
             due = trainer.is_last_batch and (trainer.current_epoch + 1) % config.frequency == 0
         if due and not isinstance(config.scheduler, ReduceLROnPlateau):
+            if isinstance(config.scheduler, QuadraticWarmup):
+                config.scheduler.follow_clock(trainer)
             trainer.lightning_module.lr_scheduler_step(config.scheduler, None)
 
 

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
@@ -30,10 +29,10 @@ from lightning_tpauc.errors import ArgumentError, NonFiniteError
 from lightning_tpauc.functional.staco import objective_ratios
 from lightning_tpauc.scoring.forward import ScoringModel, device_batches, evaluation_mode
 from lightning_tpauc.training.guards import columns_not_finite
-from lightning_tpauc.training.optimizer import steps_of_share
+from lightning_tpauc.training.optimizer import share_of_time
 
 #: Share of the run in which the rectangle shrinks. The rest of the run trains on the rectangle that was asked for.
-_SHARE = 0.5
+SHARE = 0.5
 #: A forward pass before a move takes at most so many batches.
 _MOST_BATCHES = 16
 #: Number of moves of the shrinking.
@@ -348,17 +347,6 @@ class RectangleSchedule:
         return {name: torch.tensor(value) for name, value in values.items()}
 
 
-def shrinking_steps(trainer: Trainer) -> int:
-    """Length of the shrinking, in steps: half of the run, at most 20 epochs."""
-    return steps_of_share(trainer, _SHARE)
-
-
 def shrinking_progress(trainer: Trainer, batches_seen: int, steps: int) -> float:
     """How far the shrinking should be, in [0, 1]: by steps, or by the clock where ``max_time`` ends the run earlier."""
-    progress = batches_seen / steps
-    for timer in trainer.callbacks:  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
-        left = timer.time_remaining() if isinstance(timer, Timer) else None
-        if left is not None:
-            elapsed = timer.time_elapsed()
-            progress = max(progress, elapsed / (_SHARE * (elapsed + left)))
-    return min(1.0, progress)
+    return min(1.0, max(batches_seen / steps, share_of_time(trainer) / SHARE))

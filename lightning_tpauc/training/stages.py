@@ -32,7 +32,7 @@ from lightning_tpauc.scoring.forward import ScoringModel, device_batches, evalua
 from lightning_tpauc.scoring.thresholds import DecisionThreshold, DefaultThreshold
 from lightning_tpauc.training import checkpoint as saved_training
 from lightning_tpauc.training import guards, rectangle
-from lightning_tpauc.training.optimizer import begin_warmup, prepare_schedulers, step_plateau_schedulers
+from lightning_tpauc.training.optimizer import begin_warmup, prepare_schedulers, step_plateau_schedulers, steps_of_share
 from lightning_tpauc.training.state import (
     BestWeights,
     IterateAverage,
@@ -324,7 +324,7 @@ class StageCallback(Callback):
             state.best = BestWeights([*parameters, *statistics])
         shrinks = self.shrink_rectangle and algorithm.can_shrink_rectangle
         if shrinks:
-            state.rectangle_schedule = rectangle.RectangleSchedule(algorithm, rectangle.shrinking_steps(trainer))
+            state.rectangle_schedule = rectangle.RectangleSchedule(algorithm, steps_of_share(trainer, rectangle.SHARE))
         remembers = self.scores == "remembered" and algorithm.needs_scores("restart")
         if shrinks or remembers:
             sizes = (num_positives,) if isinstance(num_positives, int) else algorithm.task_sizes or ()

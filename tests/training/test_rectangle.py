@@ -12,7 +12,8 @@ from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO, Task, TrainingScores
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, shrunk_rectangle
 from lightning_tpauc.functional import objective_ratio
-from lightning_tpauc.training.rectangle import RectangleSchedule, shrinking_progress, shrinking_steps
+from lightning_tpauc.training.optimizer import steps_of_share
+from lightning_tpauc.training.rectangle import SHARE, RectangleSchedule, shrinking_progress
 from tests.helpers.problems import bare_trainer, noisy_labels
 from tests.helpers.tolerances import TOLERANCES
 from tests.reference.objective import objective_loops
@@ -160,7 +161,7 @@ def trainer_like(total, per_epoch, callbacks=()):
     [(1000, 100, 500), (100_000, 100, 2000), (math.inf, 100, 2000), (500, math.inf, 250), (math.inf, math.inf, 1000)],
 )
 def test_takes_half_of_the_run_but_no_more_than_20_epochs(total, per_epoch, steps):
-    assert shrinking_steps(trainer_like(total, per_epoch)) == steps
+    assert steps_of_share(trainer_like(total, per_epoch), SHARE) == steps
 
 
 def test_follows_the_clock_where_it_ends_the_run_earlier(monkeypatch):

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import Timer
 from torch.utils.data import IterableDataset
 
 from lightning_tpauc import DampedAdam, PosNegDataModule, TPAUCModule
@@ -83,6 +84,14 @@ def test_a_stream_has_one_too():
     trainer = make_trainer(callbacks=[seen, paper_stages(), Stop()], max_epochs=3)
     trainer.fit(module, torch.utils.data.DataLoader(Endless(), batch_size=None))
     assert seen.rates == [(k / 200) ** 2 for k in range(1, 121)]
+
+
+def test_it_follows_the_clock_where_that_ends_the_run_earlier(monkeypatch):
+    timer, taken = Timer(duration={"seconds": 40}), []
+    monkeypatch.setattr(timer, "on_before_optimizer_step", lambda *_: taken.append(1))
+    monkeypatch.setattr(timer, "time_elapsed", lambda *_: float(len(taken)))  # a second a step
+    seen = rates_of(sgd(1.0), warmup=0.5, callbacks=[timer], trainer={"max_epochs": 500})
+    assert seen.rates == pytest.approx([max((k + 1) / 800, min(1.0, k / 20)) ** 2 for k in range(40)])
 
 
 # ---------------------------------------------------------------- where there is none, and what it scales
