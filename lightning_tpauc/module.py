@@ -66,9 +66,9 @@ class TPAUCModule(ScoringModel):
             algorithm's own step sizes. A ``ReduceLROnPlateau`` follows ``val/tpauc``, or what its ``monitor`` names.
             Without one both grow over the first steps (``warmup``) and then stay.
         lr_scheduler_interval: whether the scheduler steps after every ``"step"`` or every ``"epoch"``.
-        warmup: share of the run in which the learning rate grows to that of the optimizer, as the square of the steps,
-            at most 20 epochs; only where neither ``lr_scheduler`` nor a class mixed in makes a schedule. ``None``: 0.1,
-            and for STACO up to 0.3, in runs of 500 steps and more.
+        warmup: share of the run, or of its ``max_time``, in which the learning rate grows to that of the optimizer, as
+            the square of the steps; at most 20 epochs, and only where neither ``lr_scheduler`` nor a class mixed in
+            makes a schedule. ``None``: 0.1, and for STACO up to 0.3, in runs of 500 steps and more.
         score_activation: ``"sigmoid"`` feeds probabilities to the algorithm, as the paper does for deep models;
             ``"identity"`` feeds raw scores. Metrics rank the raw scores either way.
         gradient_clip_val: bound on the norm of the loss gradient. What methods with stages add to it, a pull to the
