@@ -557,7 +557,11 @@ class Chosen(NamedTuple):
     val_auroc: float
 
 
-def chosen(records: list[dict[str, Any]]) -> dict[tuple[str, str], dict[int, Chosen]]:
+#: By problem and column of :data:`SHOWN`, what each seed chose.
+Found = Mapping[tuple[str, str], Mapping[int, Chosen]]
+
+
+def chosen(records: list[dict[str, Any]]) -> Found:
     """By problem and column of :data:`SHOWN`, of each seed what validation chose."""
     by_run: dict[tuple[str, int, str], list[dict[str, Any]]] = defaultdict(list)
     for r in records:
@@ -573,7 +577,7 @@ def chosen(records: list[dict[str, Any]]) -> dict[tuple[str, str], dict[int, Cho
 
 
 def difference(
-    found: Mapping[tuple[str, str], Mapping[int, Chosen]], names: tuple[str, ...], ours: str, theirs: str, field: str
+    found: Found, names: tuple[str, ...], ours: str, theirs: str, field: str
 ) -> tuple[float, float, float, int, int]:
     """Mean paired difference, its 95% interval by Student's t, and numbers of units and of trainings.
 
@@ -594,11 +598,13 @@ def difference(
 
 def print_rows(heads: list[str], rows: list[list[str]]) -> None:
     """A table, if it has rows."""
-    for cells in ([], heads, ["---"] * len(heads), *rows) if rows else ():
-        print(f"| {' | '.join(cells)} |" if cells else "")
+    if rows:
+        print()
+        for cells in (heads, ["---"] * len(heads), *rows):
+            print(f"| {' | '.join(cells)} |")
 
 
-def print_means(found: Mapping[tuple[str, str], Mapping[int, Chosen]], columns: tuple[str, ...], title: str) -> None:
+def print_means(found: Found, columns: tuple[str, ...], title: str) -> None:
     """Means of test TPAUC, over the seeds that all columns of a row have."""
     rows = []
     for group, names in GROUPS.items():
@@ -609,9 +615,7 @@ def print_means(found: Mapping[tuple[str, str], Mapping[int, Chosen]], columns: 
     print_rows([title, *columns, "seeds"], rows)
 
 
-def print_differences(
-    found: Mapping[tuple[str, str], Mapping[int, Chosen]], pairs: Mapping[str, tuple[str, str, str]], title: str
-) -> None:
+def print_differences(found: Found, pairs: Mapping[str, tuple[str, str, str]], title: str) -> None:
     """Mean differences with intervals: of each column of the table, two columns of :data:`SHOWN` and a field."""
     known = {column for _, column in found}
     pairs = {head: pair for head, pair in pairs.items() if known.issuperset(pair[:2])}
@@ -627,9 +631,8 @@ def print_differences(
     print_rows([title, *pairs], rows)
 
 
-def print_tables(records: list[dict[str, Any]]) -> None:
+def print_tables(found: Found) -> None:
     """STACO beside what people use, beside what was published, beside its own former defaults, and as a candidate."""
-    found = chosen(records)
     print_means(found, (*USED, "STACO"), "test TPAUC, means")
     others = ("cross-entropy", "focal", "logit adj.", "plain or balanced", "averaged", "averaged, ours")
     pairs = {column: ("STACO", column, "test") for column in others}
@@ -646,16 +649,15 @@ def print_tables(records: list[dict[str, Any]]) -> None:
     print_differences(found, beside, "STACO or ..., less ... alone")
 
 
-def print_diagnostic(records: list[dict[str, Any]]) -> None:
+def print_diagnostic(found: Found) -> None:
     """Does what plain cross-entropy reaches on validation data tell how far STACO is ahead of it on test data?
 
     The rule: its AUROC is above .95, and its TPAUC below .95.
     """
-    found = chosen(records)
     units: dict[str, list[tuple[float, bool, float]]] = defaultdict(list)
     for name, seeds in [(name, seeds) for (name, column), seeds in found.items() if column == "STACO"]:
         for seed, ours in seeds.items():
-            if theirs := found[name, "cross-entropy"].get(seed):
+            if theirs := found.get((name, "cross-entropy"), {}).get(seed):
                 families = (own for own in ("decoys", "linear", "wrong", "letter") if own in name)
                 holds = theirs.val_auroc > 0.95 and theirs.val < 0.95
                 units[next(families, "adult, ijcnn1")].append((1 - theirs.val, holds, ours.test - theirs.test))
@@ -667,25 +669,17 @@ def print_diagnostic(records: list[dict[str, Any]]) -> None:
         if len(own) > 2:
             rank = stats.spearmanr([lost for lost, *_ in own], [gain for *_, gain in own]).statistic
             rows.append([family, str(len(own)), str(len(sides[0])), *cells, f"{rank:.2f}"])
-    heads = (
-        "STACO less cross-entropy",
-        "trainings",
-        "the rule holds",
-        "mean, share ahead there",
-        "elsewhere",
-        "Spearman",
-    )
-    print_rows([*heads], rows)
+    heads = ["STACO less cross-entropy", "trainings", "the rule holds", "mean, share ahead there", "elsewhere"]
+    print_rows([*heads, "Spearman"], rows)
 
 
-def print_repeats(records: list[dict[str, Any]]) -> None:
+def print_repeats(found: Found) -> None:
     """How much of STACO's gain belongs to the problem, and how much to the seed? It bounds what a diagnostic can tell.
 
     The first rank correlation is that of a seed's gain on test data with the mean gain of the other seeds of the same
     problem, as if the problem had been tried four times before. The second is that with the gain that the same two
     trainings show on validation data.
     """
-    found = chosen(records)
 
     def gains(name: str, column: str, field: str) -> list[float]:
         pairs = ((own, found[name, column][seed]) for seed, own in sorted(found[name, "STACO"].items()))
@@ -703,25 +697,18 @@ def print_repeats(records: list[dict[str, Any]]) -> None:
         noise = test.var(1, ddof=1).mean()
         between = max(0.0, test.mean(1).var(ddof=1) - noise / test.shape[1])
         ranks = [stats.spearmanr(known.ravel(), test.ravel()).statistic for known in (others, val)]
-        numbers = between**0.5, noise**0.5, *ranks
-        rows.append(
-            [
-                f"{column}, {title}",
-                str(len(names)),
-                *(f"{x:.{digits}f}" for x, digits in zip(numbers, (3, 3, 2, 2), strict=True)),
-            ]
-        )
-    print_rows(
-        ["STACO less", "problems", "SD of the problems", "SD of a training", "other seeds", "own validation"], rows
-    )
+        spreads = [f"{variance**0.5:.3f}" for variance in (between, noise)]
+        rows.append([f"{column}, {title}", str(len(names)), *spreads, *(f"{rank:.2f}" for rank in ranks)])
+    heads = ["STACO less", "problems", "SD of the problems", "SD of a training", "other seeds", "own validation"]
+    print_rows(heads, rows)
 
 
-def draw(records: list[dict[str, Any]], path: Path) -> None:
+def draw(found: Found, path: Path) -> None:
     """The gain of STACO against the number of decoys per positive: a dot for each seed, and means."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
-    ax, found, counts = figure.subplots(), chosen(records), (0, 2, 8, 20)
+    ax, counts = figure.subplots(), (0, 2, 8, 20)
     ax.axhline(0, color="#8a8f98", linewidth=1)
     for (column, label), colour in zip(DRAWN.items(), ("#b0413e", "#f2a33a", "#4c9a6a", "#1f3b57"), strict=True):
         gains = []
@@ -770,14 +757,15 @@ def main(args: list[str] | None = None) -> None:
     if not own.only_table:
         work(path, jobs(range(own.first_seed, own.first_seed + own.seeds), names, own.methods.split(";")))
     records = read(path)
-    print_tables(records)
-    print_diagnostic(records)
-    print_repeats(records)
+    found = chosen(records)
+    print_tables(found)
+    print_diagnostic(found)
+    print_repeats(found)
     if own.pack:
         table = pd.DataFrame(records)[STORED].sort_values(STORED[:4], kind="stable")
         table.round(5).to_csv(own.pack, index=False, compression={"method": "gzip", "mtime": 0})
     if own.plot:
-        draw(records, Path(own.plot))
+        draw(found, Path(own.plot))
 
 
 if __name__ == "__main__":

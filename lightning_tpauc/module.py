@@ -425,9 +425,10 @@ class TPAUCModule(ScoringModel):
         rates = [float(group["lr"]) for group in optimizer.param_groups]
         number = next((k for k, rate in enumerate(rates) if rate > 0), 0)
         scheduler: Any = None
+        warmup = self.algorithm.default_warmup if self.warmup is None else self.warmup
         if self.scheduler_factory is not None:
             scheduler = {"scheduler": self.scheduler_factory(optimizer), "interval": self.lr_scheduler_interval}
-        elif self.warmup != 0 and self._trainer is not None:
+        elif warmup > 0 and self._trainer is not None:
             scheduler = {"scheduler": QuadraticWarmup(optimizer), "interval": "step"}
         # the rate from before the scheduler, which may have changed it by now; of a cycle, its top
         self.base_lr = (number, optimizer.param_groups[number].get("max_lr", rates[number]))
